@@ -1,0 +1,36 @@
+# The two commands of the README: `make demo` and `make test`. Everything else is for people who work on this.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+N ?= 12
+
+.PHONY: demo test test-slow lint types clean
+
+# DATA=file adds ten items of HotpotQA from a file of yours.
+demo: $(VENV)/.installed
+	$(BIN)/agentflow compare private_facts -n $(N) --channels text,cache
+	$(if $(DATA),$(BIN)/agentflow compare hotpotqa --data $(DATA) -n 10 --channels text,cache)
+
+test: $(VENV)/.installed-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/pytest -m "not slow and not gpu"
+
+test-slow: $(VENV)/.installed-dev
+	$(BIN)/pytest -m "slow and not gpu"
+
+$(VENV)/bin/python:
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.installed: $(VENV)/bin/python pyproject.toml constraints.txt
+	$(PIP) install --quiet --constraint constraints.txt --editable .
+	touch $@
+
+$(VENV)/.installed-dev: $(VENV)/.installed
+	$(PIP) install --quiet --constraint constraints.txt --editable '.[dev]'
+	touch $@
+
+clean:
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

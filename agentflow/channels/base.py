@@ -1,0 +1,124 @@
+"""What a channel is: a way for one agent's trajectory to reach another agent.
+
+A channel is one class in one file with one registration (entry-point group `agentflow.channels`). It is asked three
+things: whether it fits a pair of models (without their weights), to turn a sender's message into a payload, and to
+turn a payload into something the receiver can stand on.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from pydantic import BaseModel, ConfigDict
+
+from agentflow.kv.cache import KVCache
+from agentflow.kv.payload import Payload, Turn
+from agentflow.models.engine import Engine
+from agentflow.models.spec import ModelSpec
+
+
+class ChannelSettings(BaseModel):
+    """Settings of a channel, as an edge gives them in YAML; an unknown key is an error."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+@dataclass(frozen=True)
+class Compatibility:
+    """Whether a channel fits a pair of models, and why not."""
+
+    fits: bool
+    reason: str = ""
+    instead: str = ""
+
+
+FITS = Compatibility(True)
+
+
+@dataclass(frozen=True, eq=False)
+class Message:
+    """What a sender has to say: its trajectory, in words and, where it kept one, as a cache.
+
+    Attributes:
+        sender: the node's name.
+        turns: its conversation, its answer last (where it spoke).
+        text: the answer alone.
+        token_ids: the tokens of `cache`.
+        cache: of prompt and answer; None when no channel asked for it.
+        engine: the engine it ran on; None for a remote model.
+    """
+
+    sender: str
+    turns: tuple[Turn, ...]
+    text: str
+    token_ids: tuple[int, ...] = ()
+    cache: KVCache | None = None
+    engine: Engine | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Task:
+    """What the receiver is about to do with a message.
+
+    Attributes:
+        prompt: its own prompt, rendered.
+        system: its instructions.
+        engine: the engine it will run on.
+    """
+
+    prompt: str
+    system: str
+    engine: Engine
+
+
+@dataclass(frozen=True, eq=False)
+class Context:
+    """What a receiver stands on.
+
+    Attributes:
+        turns: a conversation to continue; may be empty.
+        note: text for the head of the receiver's own prompt; may be empty.
+        cache: attention state of `token_ids`, which is a rendering of `turns`.
+        stats: figures of the injection (seconds, counts).
+    """
+
+    turns: tuple[Turn, ...] = ()
+    note: str = ""
+    cache: KVCache | None = None
+    token_ids: tuple[int, ...] = ()
+    stats: dict[str, float] = field(default_factory=dict)
+
+
+class Channel(ABC):
+    """One way across an edge. Instances hold settings only and may be shared between threads."""
+
+    name: ClassVar[str]
+    Settings: ClassVar[type[ChannelSettings]] = ChannelSettings
+    needs_cache: ClassVar[bool] = False
+    """Whether the sender must keep its cache."""
+    task_free: ClassVar[bool] = True
+    """Whether the payload is the same for every receiver, so that it is made once."""
+    trains: ClassVar[bool] = False
+    """Whether it needs a trained bundle; those that don't appear in comparisons by default."""
+
+    def __init__(self, settings: ChannelSettings | None = None) -> None:
+        self.settings = settings if settings is not None else self.Settings()
+
+    def check(self, sender: ModelSpec, receiver: ModelSpec) -> Compatibility:
+        """Whether messages of `sender` can reach `receiver`; decided from names and configurations alone."""
+        del sender, receiver
+        return FITS
+
+    @abstractmethod
+    def send(self, message: Message, task: Task) -> Payload:
+        """Turn a message into a payload for a receiver about to do `task`."""
+
+    @abstractmethod
+    def receive(self, payload: Payload, receiver: Engine) -> Context:
+        """Turn a payload into what the receiver stands on.
+
+        Raises:
+            PayloadError: the payload does not fit the receiver.
+        """

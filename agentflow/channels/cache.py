@@ -1,0 +1,55 @@
+"""Channel `cache`: the sender's whole KV cache becomes the receiver's prefix. Lossless, for equal weights.
+
+The receiver computes its own turn and nothing else. Its token sequence is the one that the text channel would have
+given, so its answer is the same; what is saved is the prefill.
+"""
+
+from __future__ import annotations
+
+from agentflow.channels.base import FITS, Channel, Compatibility, Context, Message, Task
+from agentflow.errors import ChannelError, PayloadError
+from agentflow.kv.payload import CacheBody, Header, Payload, TextBody
+from agentflow.models.engine import Engine
+from agentflow.models.spec import ModelSpec
+
+
+class CacheChannel(Channel):
+    """Keys and values as they are."""
+
+    name = "cache"
+    needs_cache = True
+
+    def check(self, sender: ModelSpec, receiver: ModelSpec) -> Compatibility:
+        """Equal weights, or nothing: another model can't read these keys."""
+        if sender.identity == receiver.identity:
+            return FITS
+        return Compatibility(
+            False, f"it needs the same weights at both ends, and '{sender.model}' is not '{receiver.model}'", "text"
+        )
+
+    def send(self, message: Message, task: Task) -> Payload:
+        """Hand the cache over by reference; nothing is copied until it leaves the process."""
+        del task
+        if message.cache is None or message.engine is None:
+            raise ChannelError(f"'{message.sender}' kept no cache, so there is none to hand over.")
+        cache = message.cache
+        header = Header(self.name, message.sender, message.engine.fingerprint, cache.next_position, len(cache))
+        return Payload(header, CacheBody(cache, message.token_ids, message.turns))
+
+    def receive(self, payload: Payload, receiver: Engine) -> Context:
+        """Refuse a foreign cache by name of what differs; otherwise stand on it."""
+        return context_of_cache(payload, receiver)
+
+
+def context_of_cache(payload: Payload, receiver: Engine) -> Context:
+    """The context of any payload whose body is a cache of the receiver's own model."""
+    body = payload.body
+    if not isinstance(body, CacheBody):
+        kind = "text" if isinstance(body, TextBody) else "codes"
+        raise PayloadError(
+            f"The payload from '{payload.header.sender}' holds {kind}, not a cache.",
+            fix="Receive it with the channel that sent it.",
+        )
+    payload.require(receiver.fingerprint)
+    cache = body.cache.to(receiver.loaded.device, receiver.loaded.dtype)
+    return Context(turns=body.turns, cache=cache, token_ids=body.token_ids)

@@ -1,0 +1,46 @@
+"""Channel `text`: the sender's words in the receiver's prompt. The baseline of every comparison."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from agentflow.channels.base import Channel, ChannelSettings, Context, Message, Task
+from agentflow.errors import PayloadError
+from agentflow.kv.payload import Header, Payload, TextBody, Turn
+from agentflow.models.engine import Engine
+
+
+class TextSettings(ChannelSettings):
+    """Settings of `text`."""
+
+    scope: Literal["trajectory", "answer"] = Field(
+        default="trajectory", description="the whole conversation of the sender, or its last answer only"
+    )
+
+
+class TextChannel(Channel):
+    """The sender's trajectory, or its answer, as text; the receiver reads all of it again."""
+
+    name = "text"
+    Settings = TextSettings
+    settings: TextSettings
+
+    def send(self, message: Message, task: Task) -> Payload:
+        """Put the turns (or the answer as one assistant turn) into a text payload."""
+        del task
+        whole = self.settings.scope == "trajectory"
+        turns = message.turns if whole else (Turn("assistant", message.text),)
+        return Payload(Header(self.name, message.sender), TextBody(turns))
+
+    def receive(self, payload: Payload, receiver: Engine) -> Context:
+        """Continue the conversation, or read the answer at the head of the prompt."""
+        del receiver
+        body = payload.body
+        if not isinstance(body, TextBody):
+            raise PayloadError(f"The text channel got a {type(body).__name__} from '{payload.header.sender}'.")
+        if self.settings.scope == "trajectory":
+            return Context(turns=body.turns)
+        said = "\n\n".join(t.content for t in body.turns)
+        return Context(note=f"Message from {payload.header.sender}:\n{said}")

@@ -1,0 +1,191 @@
+"""The key-value cache every channel speaks.
+
+A `KVCache` is one sequence's attention state: per layer the keys (after RoPE) and values of the positions that
+are kept. It is immutable: operations return new caches and share memory where they can. Positions are explicit
+because a compacted cache has holes: entry `i` stands at `positions[i]`, and the next token takes
+`next_position`, however few entries are left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from agentflow.errors import PayloadError
+from agentflow.kv.arena import Arena
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """Shapes of one layer's share of a cache, layer by layer: `(kv_heads, key_dim, value_dim)`."""
+
+    layers: tuple[tuple[int, int, int], ...]
+
+    @property
+    def scalars_per_position(self) -> int:
+        """How many numbers one position costs over all layers, keys and values together."""
+        return sum(heads * (key_dim + value_dim) for heads, key_dim, value_dim in self.layers)
+
+    def __str__(self) -> str:
+        kinds = sorted(set(self.layers))
+        shape = " | ".join(f"{h} KV heads x {k}" + (f"/{v}" if v != k else "") for h, k, v in kinds)
+        return f"{len(self.layers)} layers, {shape}"
+
+
+@dataclass(frozen=True, eq=False)
+class KVCache:
+    """Keys and values of one sequence.
+
+    Attributes:
+        keys: per layer `(kv_heads, T, key_dim)`, after RoPE.
+        values: per layer `(kv_heads, T, value_dim)`.
+        positions: `(T,)` int64, strictly increasing: the original position of each entry.
+        next_position: the position the next token takes; greater than every entry of `positions`.
+        bias: per layer `(kv_heads, T)`, added to the attention logits of these keys (β of Attention Matching,
+            arXiv 2602.16284), or None for zero everywhere.
+    """
+
+    keys: tuple[Tensor, ...]
+    values: tuple[Tensor, ...]
+    positions: Tensor
+    next_position: int
+    bias: tuple[Tensor, ...] | None = None
+    _arena: Arena | None = field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        if len(self.keys) != len(self.values) or not self.keys:
+            raise PayloadError(
+                f"A cache needs keys and values of the same layers, got {len(self.keys)} and {len(self.values)}."
+            )
+        length = self.positions.shape[0]
+        for layer, (k, v) in enumerate(zip(self.keys, self.values, strict=True)):
+            if k.ndim != 3 or v.ndim != 3 or k.shape[:2] != v.shape[:2] or k.shape[1] != length:
+                raise PayloadError(
+                    f"Layer {layer} of a cache does not fit its {length} positions: "
+                    f"keys {tuple(k.shape)}, values {tuple(v.shape)}."
+                )
+        if self.bias is not None and [tuple(b.shape) for b in self.bias] != [tuple(k.shape[:2]) for k in self.keys]:
+            raise PayloadError("The bias of a cache must have one number for each KV head and position.")
+
+    def __len__(self) -> int:
+        return int(self.positions.shape[0])
+
+    @property
+    def geometry(self) -> Geometry:
+        """The shapes that a receiver must share."""
+        pairs = zip(self.keys, self.values, strict=True)
+        return Geometry(tuple((k.shape[0], k.shape[2], v.shape[2]) for k, v in pairs))
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The number format of the keys."""
+        return self.keys[0].dtype
+
+    @property
+    def device(self) -> torch.device:
+        """Where the first layer lies (a model on several devices keeps each layer on its own)."""
+        return self.keys[0].device
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of keys, values and bias, as they would travel."""
+        tensors = (*self.keys, *self.values, *(self.bias or ()))
+        return sum(t.numel() * t.element_size() for t in tensors)
+
+    @property
+    def contiguous(self) -> bool:
+        """Whether every position from 0 to `next_position` is kept, unbiased: nothing was compacted away."""
+        return len(self) == self.next_position and self.bias is None
+
+    def select(self, index: Tensor) -> KVCache:
+        """Keep the entries at `index` `(n,)`, in ascending order; positions and the next position stay."""
+        index = torch.sort(index.to(torch.long)).values
+        pick = tuple(t.index_select(1, index.to(t.device)) for t in self.keys)
+        values = tuple(t.index_select(1, index.to(t.device)) for t in self.values)
+        bias = None if self.bias is None else tuple(b.index_select(1, index.to(b.device)) for b in self.bias)
+        return replace(
+            self,
+            keys=pick,
+            values=values,
+            positions=self.positions[index.to(self.positions.device)],
+            bias=bias,
+            _arena=None,
+        )
+
+    def before(self, position: int) -> KVCache:
+        """The part that stands before `position`, as views; the next token then takes `position`."""
+        if position >= self.next_position:
+            return self
+        n = int(torch.searchsorted(self.positions, position))
+        return replace(
+            self,
+            keys=tuple(k[:, :n] for k in self.keys),
+            values=tuple(v[:, :n] for v in self.values),
+            positions=self.positions[:n],
+            next_position=position,
+            bias=None if self.bias is None else tuple(b[:, :n] for b in self.bias),
+        )
+
+    def extend(self, keys: Sequence[Tensor], values: Sequence[Tensor]) -> KVCache:
+        """Append freshly computed entries at the next positions: per layer `(kv_heads, n, dim)`.
+
+        Amortised without copying what is there (see `Arena`); this cache stays as it is.
+        """
+        n = keys[0].shape[1]
+        arena, all_keys, all_values = Arena.append(self._arena, self.keys, self.values, keys, values)
+        new = torch.arange(self.next_position, self.next_position + n, device=self.positions.device)
+        bias = None
+        if self.bias is not None:
+            bias = tuple(torch.cat([b, b.new_zeros(b.shape[0], n)], dim=1) for b in self.bias)
+        return KVCache(all_keys, all_values, torch.cat([self.positions, new]), self.next_position + n, bias, arena)
+
+    def followed_by(self, other: KVCache) -> KVCache:
+        """Join two caches whose positions already follow each other (see `rope.shift` for moving one)."""
+        if other.geometry != self.geometry:
+            raise PayloadError(f"Caches of different shapes can't be joined: {self.geometry} and {other.geometry}.")
+        if len(other) and int(other.positions[0]) < self.next_position:
+            raise PayloadError(
+                f"The second cache starts at position {int(other.positions[0])}, inside the first, which ends before "
+                f"{self.next_position}.",
+                fix="Shift it first (kv.rope.shift).",
+            )
+        bias = None
+        if self.bias is not None or other.bias is not None:
+            bias = tuple(
+                torch.cat([a, b.to(a)], dim=1) for a, b in zip(self.bias_or_zero(), other.bias_or_zero(), strict=True)
+            )
+        return KVCache(
+            tuple(torch.cat([a, b.to(a)], dim=1) for a, b in zip(self.keys, other.keys, strict=True)),
+            tuple(torch.cat([a, b.to(a)], dim=1) for a, b in zip(self.values, other.values, strict=True)),
+            torch.cat([self.positions, other.positions.to(self.positions.device)]),
+            other.next_position,
+            bias,
+        )
+
+    def bias_or_zero(self) -> tuple[Tensor, ...]:
+        """The bias, or zeros `(kv_heads, T)` per layer where there is none."""
+        return self.bias or tuple(k.new_zeros(k.shape[:2], dtype=torch.float32) for k in self.keys)
+
+    def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> KVCache:
+        """The same cache on another device or in another number format; itself where nothing changes."""
+        target = torch.device(device) if device is not None else None
+        if (target is None or target == self.device) and (dtype is None or dtype == self.dtype):
+            return self
+        bias = None if self.bias is None else tuple(b.to(device=target) for b in self.bias)
+        return KVCache(
+            tuple(k.to(device=target, dtype=dtype) for k in self.keys),
+            tuple(v.to(device=target, dtype=dtype) for v in self.values),
+            self.positions.to(device=target),
+            self.next_position,
+            bias,
+        )
+
+    @classmethod
+    def stacked(cls, keys: Sequence[Tensor], values: Sequence[Tensor], start: int = 0) -> KVCache:
+        """A cache of consecutive positions from `start`, of per-layer tensors `(kv_heads, T, dim)`."""
+        length = keys[0].shape[1]
+        positions = torch.arange(start, start + length, device=keys[0].device)
+        return cls(tuple(keys), tuple(values), positions, start + length)

@@ -1,0 +1,79 @@
+"""From conversations to tokens, exactly as the model's chat template gives them.
+
+A receiver's turn is appended to the *conversation* and the whole is rendered again; what a cached prefix shares with
+the rendering, token for token, is kept, and the rest is prefilled. So a turn may end inside a cached prefix, the
+tokenizer may merge across the seam, the template may rewrite earlier turns: the joined sequence is always the
+template's own, and a cache can only ever save work, never change it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from agentflow.errors import ModelError
+from agentflow.kv.cache import KVCache
+from agentflow.kv.payload import Turn
+
+
+def append_turn(turns: Sequence[Turn], turn: Turn) -> tuple[Turn, ...]:
+    """The conversation with one more turn; a turn of the same role as the last one is merged into it.
+
+    Many templates insist on alternating roles, and a message handed over often ends with the user's turn.
+    """
+    if turns and turns[-1].role == turn.role:
+        merged = Turn(turn.role, f"{turns[-1].content}\n\n{turn.content}")
+        return (*turns[:-1], merged)
+    return (*turns, turn)
+
+
+def conversation(system: str, prompt: str, history: Sequence[Turn] = ()) -> tuple[Turn, ...]:
+    """An agent's conversation: its system turn, or, behind a `history` that has one already, its instructions
+    at the head of its own user turn."""
+    if not history:
+        first = (Turn("system", system),) if system else ()
+        return (*first, Turn("user", prompt))
+    told = any(t.role == "system" and t.content == system for t in history)
+    return append_turn(history, Turn("user", f"{system}\n\n{prompt}" if system and not told else prompt))
+
+
+def render(tokenizer: Any, turns: Sequence[Turn], *, reply: bool) -> list[int]:
+    """Token ids of a conversation; with `reply`, up to where the assistant's answer begins.
+
+    Models without a chat template get the contents, one paragraph a turn.
+
+    Raises:
+        ModelError: the template refuses this conversation (an order of roles it does not know).
+    """
+    messages = [{"role": t.role, "content": t.content} for t in turns]
+    if getattr(tokenizer, "chat_template", None):
+        try:
+            text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=reply)
+        except Exception as error:  # templates raise what they like (jinja2.TemplateError and others)
+            raise ModelError(f"The model's chat template refuses this conversation: {error}") from error
+        ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+    else:
+        text = "\n\n".join(t.content for t in turns) + ("\n\n" if reply else "")
+        ids = tokenizer(text)["input_ids"]
+    return [int(i) for i in ids]
+
+
+@dataclass(frozen=True, eq=False)
+class Joined:
+    """A rendering on top of a cache: what is kept of the cache, and the tokens still to prefill."""
+
+    token_ids: tuple[int, ...]
+    prefix: KVCache | None
+    suffix: tuple[int, ...]
+
+
+def join(token_ids: Sequence[int], cache: KVCache | None, cached_ids: Sequence[int]) -> Joined:
+    """Stand `token_ids` on a cache of `cached_ids` as far as they agree; at least one token is left to prefill."""
+    shared = 0
+    if cache is not None:
+        limit = min(len(token_ids) - 1, len(cached_ids), cache.next_position)
+        while shared < limit and token_ids[shared] == cached_ids[shared]:
+            shared += 1
+    prefix = cache.before(shared) if cache is not None and shared else None
+    return Joined(tuple(token_ids), prefix, tuple(token_ids[shared:]))

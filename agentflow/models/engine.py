@@ -1,0 +1,253 @@
+"""The only place that runs a model: prefill, decode, score, and look at queries.
+
+Batches are ragged: rows differ in prompt, prefix, length, sampling, stop strings and deadline, and each row's
+answer is the one it would get alone. New tokens are padded on the left; prefixes are never padded nor copied (see
+`attention`); positions are explicit everywhere.
+"""
+
+from __future__ import annotations
+
+import inspect
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from agentflow.errors import ModelError
+from agentflow.kv.cache import KVCache
+from agentflow.kv.payload import Fingerprint
+from agentflow.models.attention import Plan, Segment, planned
+from agentflow.models.decoding import Row
+from agentflow.models.loading import LoadedModel
+from agentflow.models.requests import Generation, Request, Score
+
+
+@dataclass(eq=False)
+class _Batch:
+    """The moving state of a batch: transformers' cache of the rows' own tokens, their places, their rows."""
+
+    cache: Any
+    positions: Tensor  # (B, m)
+    valid: Tensor  # (B, m)
+    prefixes: list[KVCache | None]
+    rows: list[int]  # numbers in the request list
+
+
+class Engine:
+    """Runs one loaded model. Calls from several threads are taken one after the other."""
+
+    def __init__(self, loaded: LoadedModel) -> None:
+        self.loaded = loaded
+        self.tokenizer = loaded.tokenizer
+        self._lock = threading.RLock()
+        names = inspect.signature(loaded.model.forward).parameters
+        # transformers 5.24 renamed the argument; this is the one place that knows.
+        self._cache_name = "cache" if "cache" in names else "past_key_values"
+        self._trims_logits = "logits_to_keep" in names
+        self._end_ids = self._find_end_ids()
+
+    @property
+    def fingerprint(self) -> Fingerprint:
+        """What a cache must match to be used here."""
+        return self.loaded.fingerprint
+
+    @property
+    def max_positions(self) -> int | None:
+        """How many positions the model was trained for, where its configuration says."""
+        limit = getattr(self.loaded.model.config.get_text_config(), "max_position_embeddings", None)
+        return int(limit) if limit else None
+
+    def prefill(self, token_ids: Sequence[int], onto: KVCache | None = None) -> KVCache:
+        """The cache of `onto` followed by `token_ids`; `onto` itself stays as it is."""
+        if not token_ids:
+            if onto is None:
+                raise ModelError("There is nothing to prefill: no tokens and no cache.")
+            return onto
+        request = Request(tuple(token_ids), onto, max_new_tokens=0, keep_cache=True)
+        cache = self.generate([request])[0].cache
+        assert cache is not None
+        return cache
+
+    def queries(self, cache: KVCache | None, token_ids: Sequence[int]) -> tuple[Tensor, ...]:
+        """Queries of `token_ids` on top of `cache`, per layer `(heads, n, head_dim)`, after RoPE."""
+        captured: dict[int, Tensor] = {}
+        with self._lock, torch.no_grad():
+            self._forward([Request(tuple(token_ids), cache)], capture=captured)
+        return tuple(captured[layer][0] for layer in sorted(captured))
+
+    def generate(self, requests: Sequence[Request]) -> list[Generation]:
+        """Answer all requests as one batch, in their order.
+
+        Raises:
+            ModelError: a request is empty, longer than the model's positions, or its prefix is foreign.
+        """
+        for request in requests:
+            self.check(request)
+        if not requests:
+            return []
+        with self._lock, torch.no_grad():
+            return self._decode(requests)
+
+    def score(
+        self, prefix: KVCache | None, prompt: Sequence[int], answer: Sequence[int], *, keep_distribution: bool = False
+    ) -> Score:
+        """How likely `answer` is behind `prefix` and `prompt` (not empty)."""
+        if not prompt or not answer:
+            raise ModelError("Scoring needs a prompt and an answer of at least one token each.")
+        request = Request((*prompt, *answer), prefix)
+        self.check(request)
+        with self._lock, torch.no_grad():
+            logits, _ = self._forward([request], keep=len(answer) + 1)
+        log_probs = logits[0, :-1].float().log_softmax(dim=-1)
+        chosen = log_probs.gather(1, torch.tensor(answer, device=log_probs.device)[:, None])[:, 0]
+        return Score(chosen.cpu(), log_probs.cpu() if keep_distribution else None)
+
+    def check(self, request: Request) -> None:
+        """Refuse what `generate` can't answer.
+
+        Raises:
+            ModelError: no tokens, more than the model has positions for, or a prefix of another shape.
+        """
+        name, limit = self.loaded.spec.model, self.max_positions
+        if not request.token_ids:
+            raise ModelError("A request needs at least one token to prefill.")
+        prompt = len(request.token_ids) + (request.prefix.next_position if request.prefix else 0)
+        if limit is not None and prompt + request.max_new_tokens > limit:
+            raise ModelError(
+                f"{prompt:,} tokens and {request.max_new_tokens:,} new ones are more than the {limit:,} positions "
+                f"of '{name}'.",
+                fix="Send less (fewer paragraphs, a compacting channel) or choose a model with more positions.",
+            )
+        if request.prefix is not None and request.prefix.geometry != self.fingerprint.geometry:
+            raise ModelError(
+                f"A cache of {request.prefix.geometry} does not fit '{name}' ({self.fingerprint.geometry})."
+            )
+
+    # -- inside -----------------------------------------------------------------------------------------
+
+    def _decode(self, requests: Sequence[Request]) -> list[Generation]:
+        start = time.perf_counter()
+        rows = [Row(r, self.tokenizer, self._end_ids) for r in requests]
+        caches: dict[int, KVCache] = {}
+        logits, batch = self._forward(requests)
+        elapsed = time.perf_counter() - start
+        for row in rows:
+            row.first_token_seconds = row.seconds = elapsed
+        while True:
+            for place, number in enumerate(batch.rows):
+                if not rows[number].interrupted(elapsed):
+                    rows[number].step(logits[place, -1], elapsed)
+            done = [place for place, number in enumerate(batch.rows) if rows[number].finish]
+            for place in done:
+                number = batch.rows[place]
+                if requests[number].keep_cache:
+                    caches[number] = self._row_cache(batch, place)
+            batch = _without(batch, done)
+            if not batch.rows:
+                break
+            logits = self._step(batch, [rows[number].token_ids[-1] for number in batch.rows])
+            elapsed = time.perf_counter() - start
+        return [_generation(row, caches.get(number)) for number, row in enumerate(rows)]
+
+    def _forward(
+        self, requests: Sequence[Request], *, keep: int = 1, capture: dict[int, Tensor] | None = None
+    ) -> tuple[Tensor, _Batch]:
+        """Prefill all rows; logits `(B, keep, vocabulary)` of the last places, and the state to go on from."""
+        from transformers import DynamicCache
+
+        device = self.loaded.device
+        longest = max(len(r.token_ids) for r in requests)
+        ids = torch.zeros(len(requests), longest, dtype=torch.long)
+        positions, valid = torch.zeros_like(ids), torch.zeros_like(ids, dtype=torch.bool)
+        for i, r in enumerate(requests):
+            n, first = len(r.token_ids), r.prefix.next_position if r.prefix else 0
+            ids[i, longest - n :] = torch.tensor(r.token_ids)
+            positions[i, longest - n :] = torch.arange(first, first + n)
+            valid[i, longest - n :] = True
+        prefixes = [r.prefix.to(device) if r.prefix else None for r in requests]
+        batch = _Batch(DynamicCache(), positions.to(device), valid.to(device), prefixes, list(range(len(requests))))
+        return self._run(batch, ids.to(device), keep, capture), batch
+
+    def _step(self, batch: _Batch, token_ids: list[int]) -> Tensor:
+        """One more token for every row of the batch; logits `(B, 1, vocabulary)`."""
+        batch.positions = torch.cat([batch.positions, batch.positions[:, -1:] + 1], dim=1)
+        batch.valid = torch.cat([batch.valid, torch.ones_like(batch.valid[:, :1])], dim=1)
+        ids = torch.tensor(token_ids, device=batch.positions.device)[:, None]
+        return self._run(batch, ids, 1, None)
+
+    def _run(self, batch: _Batch, ids: Tensor, keep: int, capture: dict[int, Tensor] | None) -> Tensor:
+        n = ids.shape[1]
+        valid = None if bool(batch.valid.all()) else batch.valid
+        plan = Plan(_segments(batch.prefixes, ids.device), batch.positions, valid, capture)
+        arguments: dict[str, Any] = {self._cache_name: batch.cache, "use_cache": True}
+        if self._trims_logits:
+            arguments["logits_to_keep"] = keep
+        with planned(plan):
+            output = self.loaded.model(input_ids=ids, position_ids=batch.positions[:, -n:], **arguments)
+        logits: Tensor = output.logits
+        return logits[:, -keep:]
+
+    def _row_cache(self, batch: _Batch, place: int) -> KVCache:
+        """The cache of one row: its prefix, and its own tokens behind it."""
+        own = int(batch.valid[place].sum())
+        keys = [layer.keys[place, :, -own:] for layer in batch.cache.layers]
+        values = [layer.values[place, :, -own:] for layer in batch.cache.layers]
+        prefix = batch.prefixes[place]
+        if prefix is not None:
+            return prefix.extend(keys, values)
+        return KVCache.stacked([k.clone() for k in keys], [v.clone() for v in values])
+
+    def _find_end_ids(self) -> frozenset[int]:
+        configured = getattr(getattr(self.loaded.model, "generation_config", None), "eos_token_id", None)
+        ids = configured if isinstance(configured, list) else [configured, self.tokenizer.eos_token_id]
+        return frozenset(int(i) for i in ids if i is not None)
+
+
+def _segments(prefixes: Sequence[KVCache | None], device: torch.device) -> list[Segment]:
+    """The distinct prefixes of a batch with the rows on each; equal views of the same memory are one prefix."""
+    groups: dict[tuple[int, int, int], tuple[KVCache, list[int]]] = {}
+    for row, prefix in enumerate(prefixes):
+        if prefix is not None and len(prefix):
+            key = (prefix.keys[0].data_ptr(), len(prefix), prefix.next_position)
+            groups.setdefault(key, (prefix, []))[1].append(row)
+    every = len(prefixes)
+    return [
+        Segment(cache, None if len(rows) == every else torch.tensor(rows, device=device))
+        for cache, rows in groups.values()
+    ]
+
+
+def _without(batch: _Batch, done: list[int]) -> _Batch:
+    """The batch without the rows that are finished."""
+    if not done:
+        return batch
+    left = [place for place in range(len(batch.rows)) if place not in set(done)]
+    index = torch.tensor(left, dtype=torch.long, device=batch.positions.device)
+    if left:
+        batch.cache.batch_select_indices(index)
+    return _Batch(
+        batch.cache,
+        batch.positions[index],
+        batch.valid[index],
+        [batch.prefixes[place] for place in left],
+        [batch.rows[place] for place in left],
+    )
+
+
+def _generation(row: Row, cache: KVCache | None) -> Generation:
+    assert row.finish is not None
+    prefix = row.request.prefix
+    return Generation(
+        token_ids=tuple(row.token_ids),
+        text=row.text,
+        finish=row.finish,
+        prefilled=len(row.request.token_ids),
+        reused=len(prefix) if prefix else 0,
+        first_token_seconds=row.first_token_seconds,
+        seconds=row.seconds,
+        cache=cache,
+    )

@@ -1,0 +1,41 @@
+"""Engines by model, loaded when first needed and then shared."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+from agentflow.models.embedded import Progress, silent
+from agentflow.models.engine import Engine
+from agentflow.models.loading import load_model
+from agentflow.models.spec import ModelSpec
+
+
+class EnginePool:
+    """One engine for each model specification.
+
+    Args:
+        progress: told about fetching and loading.
+        factory: makes an engine of a specification; the default loads it.
+    """
+
+    def __init__(self, progress: Progress = silent, factory: Callable[[ModelSpec], Engine] | None = None) -> None:
+        self._progress = progress
+        self._factory = factory or self._load
+        self._engines: dict[ModelSpec, Engine] = {}
+        self._lock = threading.Lock()
+
+    def get(self, spec: ModelSpec) -> Engine:
+        """The engine of `spec`, loading it the first time."""
+        with self._lock:
+            if spec not in self._engines:
+                self._engines[spec] = self._factory(spec)
+            return self._engines[spec]
+
+    def add(self, spec: ModelSpec, engine: Engine) -> None:
+        """Use an engine that exists already for `spec`."""
+        with self._lock:
+            self._engines[spec] = engine
+
+    def _load(self, spec: ModelSpec) -> Engine:
+        return Engine(load_model(spec, self._progress))

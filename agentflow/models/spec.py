@@ -1,0 +1,100 @@
+"""Which model is meant: names, hub ids and folders, resolved without touching any weights."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from agentflow.errors import ModelError, did_you_mean
+from agentflow.workflow.configs import load_config
+from agentflow.workflow.library import find, shipped
+
+CONFIG_FOLDER = "configs/models"
+
+
+class Wheel(BaseModel):
+    """A Python package that carries quantised weights, for places where the hub can't be reached."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    package: str = Field(description="name in the package index")
+    version: str = Field(description="exact version")
+    file: str = Field(description="the GGUF file inside the wheel")
+    sha256: str = Field(pattern="^[0-9a-f]{64}$", description="SHA-256 of that file")
+
+
+class ModelSpec(BaseModel):
+    """A model and how to run it.
+
+    Two agents whose specs have the same `source` and `revision` run the same weights.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    model: str = Field(description="the name that people use")
+    source: str = Field(description="a hub id (owner/name) or a folder with a transformers model")
+    revision: str | None = Field(default=None, description="branch, tag or commit on the hub")
+    description: str = Field(default="", description="one line for `agentflow models`")
+    license: str = Field(default="", description="SPDX name of the weights' licence")
+    wheel: Wheel | None = Field(default=None, description="fallback source of the weights")
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
+        default="auto", description="auto: bfloat16 on CUDA, float32 on a CPU"
+    )
+    device: str = Field(default="auto", description="auto, cpu, cuda, cuda:1, mps")
+    device_map: str | None = Field(default=None, description="accelerate's placement over several devices: auto")
+
+    @property
+    def identity(self) -> tuple[str, str | None]:
+        """Equal exactly when two specs name the same weights."""
+        return self.source, self.revision
+
+
+def model_names(folders: tuple[Path, ...] = ()) -> list[str]:
+    """Names with a config file: those that ship, and those in `configs/models` of the working folder."""
+    own = [p.stem for folder in (Path(CONFIG_FOLDER), *folders) if folder.is_dir() for p in folder.glob("*.yaml")]
+    return sorted({*own, *(Path(ref).stem for ref in shipped("configs") if Path(ref).parent.name == "models")})
+
+
+def resolve_model(ref: str | Mapping[str, Any]) -> ModelSpec:
+    """Find what `ref` means: a configured name, a folder, a hub id, or a mapping of `ModelSpec`'s fields.
+
+    A mapping may say `use: NAME` and override single fields.
+
+    Raises:
+        ModelError: nothing of that name; the message names what was tried.
+    """
+    if isinstance(ref, str):
+        return _named(ref)
+    fields = dict(ref)
+    base = fields.pop("use", None)
+    known: dict[str, Any] = _named(str(base)).model_dump(exclude_unset=True) if base is not None else {}
+    unknown = sorted(set(fields) - set(ModelSpec.model_fields))
+    if unknown:
+        raise ModelError(
+            f"A model has no setting '{unknown[0]}'.", fix=did_you_mean(unknown[0], ModelSpec.model_fields)
+        )
+    merged = {**known, **fields}
+    if "source" not in merged:
+        raise ModelError("A model given as a mapping needs 'use' (a known name) or 'source' (a hub id or folder).")
+    try:
+        return ModelSpec(**{"model": str(merged["source"]), **merged})
+    except ValueError as error:
+        first = error.errors()[0] if hasattr(error, "errors") else {"loc": ("?",), "msg": str(error)}
+        raise ModelError(f"The model's setting '{first['loc'][0]}' is wrong: {first['msg']}.") from None
+
+
+def _named(name: str) -> ModelSpec:
+    path = find(f"{CONFIG_FOLDER}/{name}.yaml") if "/" not in name else None
+    if path is not None:
+        return load_config(path, ModelSpec)
+    if Path(name).expanduser().is_dir():
+        return ModelSpec(model=Path(name).name, source=str(Path(name).expanduser().resolve()))
+    if name.count("/") == 1 and not name.startswith((".", "/", "~")):
+        return ModelSpec(model=name, source=name)
+    raise ModelError(
+        f"Unknown model '{name}': no config of that name, no such folder, and not a hub id (owner/name).",
+        fix=did_you_mean(name, model_names()),
+    )

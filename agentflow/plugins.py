@@ -1,0 +1,43 @@
+"""Plug-ins by entry point: built-ins and anybody's own come through the same door."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any, TypeVar
+
+from agentflow.errors import UserError, did_you_mean
+
+T = TypeVar("T")
+
+
+@cache
+def _registered(group: str) -> Mapping[str, EntryPoint]:
+    return {entry.name: entry for entry in entry_points(group=group)}
+
+
+def plugin_names(group: str) -> list[str]:
+    """Names registered in an entry-point group, sorted; nothing is imported."""
+    return sorted(_registered(group))
+
+
+def load_plugin(group: str, name: str, base: type[T], *, error: type[UserError] = UserError) -> type[T]:
+    """The class registered as `name`.
+
+    Raises:
+        UserError: (as `error`) unknown, can't be imported, or not a subclass of `base`.
+    """
+    kind = group.rpartition(".")[2].rstrip("s")
+    known = _registered(group)
+    if name not in known:
+        raise error(f"Unknown {kind} '{name}'.", fix=did_you_mean(name, known))
+    entry = known[name]
+    try:
+        loaded: Any = entry.load()
+    except (ImportError, AttributeError) as cause:
+        fix = f"Mend or uninstall the package that registers {entry.value}."
+        raise error(f"The {kind} '{name}' can't be loaded: {cause}.", fix=fix) from cause
+    if not (isinstance(loaded, type) and issubclass(loaded, base)):
+        raise error(f"The {kind} '{name}' can't be used: {entry.value} is not a {base.__name__} class.")
+    return loaded

@@ -1,0 +1,124 @@
+"""A workflow joined to the models and channels it names, checked before anything is loaded."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from agentflow.channels.base import Channel
+from agentflow.channels.registry import channel_names, get_channel, make_channel
+from agentflow.errors import ChannelError, ModelError, UserError, did_you_mean
+from agentflow.models.spec import ModelSpec, resolve_model
+from agentflow.tasks.registry import make_task
+from agentflow.workflow.parts import Edge
+from agentflow.workflow.problems import Problem, raise_problems
+from agentflow.workflow.schema import Workflow
+
+
+@dataclass(frozen=True, eq=False)
+class Binding:
+    """A workflow that can run.
+
+    Attributes:
+        models: the model of each agent.
+        channels: the channel of each edge, in the order of `workflow.edges`.
+    """
+
+    workflow: Workflow
+    models: dict[str, ModelSpec]
+    channels: tuple[Channel, ...]
+
+    def model_of(self, node: str) -> ModelSpec:
+        """The model that runs a node."""
+        return self.models[self.workflow.nodes[node].agent]
+
+    def incoming(self, node: str) -> list[tuple[Edge, Channel]]:
+        """Edges into a node with their channels, in the order they are written."""
+        pairs = zip(self.workflow.edges, self.channels, strict=True)
+        return [(edge, channel) for edge, channel in pairs if edge.receiver == node]
+
+    def outgoing(self, node: str) -> list[tuple[Edge, Channel]]:
+        """Edges out of a node with their channels."""
+        pairs = zip(self.workflow.edges, self.channels, strict=True)
+        return [(edge, channel) for edge, channel in pairs if edge.sender == node]
+
+
+def bind(workflow: Workflow) -> Binding:
+    """Resolve every model, channel and task name, and check that each channel fits its pair of models.
+
+    Raises:
+        WorkflowError: all problems at once, each with file, line and column.
+    """
+    problems: list[Problem] = []
+    models: dict[str, ModelSpec] = {}
+    for name, agent in workflow.agents.items():
+        try:
+            models[name] = resolve_model(agent.model)
+        except ModelError as error:
+            problems.append(workflow.problem(("agents", name, "model"), _lower(error.what), error.fix or ""))
+    channels: list[Channel] = []
+    for number, edge in enumerate(workflow.edges):
+        channel = _channel(workflow, number, edge, problems)
+        if channel is None:
+            continue
+        channels.append(channel)
+        pair = [models.get(workflow.nodes[name].agent) for name in (edge.sender, edge.receiver)]
+        if pair[0] is not None and pair[1] is not None:
+            found = channel.check(pair[0], pair[1])
+            if not found.fits:
+                advice = f"Use the channel '{found.instead}' here." if found.instead else ""
+                what = f"the channel '{channel.name}' does not fit {edge.sender} -> {edge.receiver}: {found.reason}"
+                problems.append(workflow.problem(("edges", number, "channel"), what, advice))
+    if workflow.task is not None:
+        try:
+            make_task(workflow.task.name, workflow.task.settings)
+        except UserError as error:
+            problems.append(workflow.problem(("task",), _lower(error.what), error.fix or ""))
+    if problems:
+        raise_problems(problems)
+    binding = Binding(workflow, models, tuple(channels))
+    _check_fan_in(binding)
+    return binding
+
+
+def _channel(workflow: Workflow, number: int, edge: Edge, problems: list[Problem]) -> Channel | None:
+    name = edge.channel.name
+    if name not in channel_names():
+        problems.append(
+            workflow.problem(
+                ("edges", number, "channel", "name"), f"unknown channel '{name}'", did_you_mean(name, channel_names())
+            )
+        )
+        return None
+    settings = get_channel(name).Settings.model_fields
+    for key in edge.channel.settings:
+        if key not in settings:
+            fix = did_you_mean(key, settings) or f"'{name}' has no settings."
+            path = ("edges", number, "channel", key)
+            problems.append(workflow.problem(path, f"unknown setting '{key}' of the channel '{name}'", fix, key=True))
+            return None
+    try:
+        return make_channel(name, edge.channel.settings)
+    except ChannelError as error:
+        problems.append(workflow.problem(("edges", number, "channel"), error.what))
+        return None
+
+
+def _check_fan_in(binding: Binding) -> None:
+    """One cache can be continued; several can't be joined (yet), so they are refused before anything runs."""
+    workflow = binding.workflow
+    problems = []
+    for node in workflow.nodes:
+        caches = [edge for edge, channel in binding.incoming(node) if channel.needs_cache]
+        mapped = [edge.sender for edge in caches if workflow.nodes[edge.sender].map is not None]
+        if len(caches) > 1 or mapped:
+            number = workflow.edges.index(caches[-1])
+            what = f"'{node}' would receive several caches, which can't be joined"
+            problems.append(
+                workflow.problem(("edges", number, "channel"), what, "Use the channel 'text' on these edges.")
+            )
+    if problems:
+        raise_problems(problems)
+
+
+def _lower(text: str) -> str:
+    return text[:1].lower() + text[1:].rstrip(".")

@@ -1,0 +1,27 @@
+"""Runs batches on threads of this process: one lane for each engine, so that several models work side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+class LocalExecutor:
+    """One thread per lane; work of one lane is done in the order it is submitted."""
+
+    def __init__(self) -> None:
+        self._lanes: dict[Hashable, ThreadPoolExecutor] = {}
+
+    def submit(self, lane: Hashable, work: Callable[[], T]) -> Future[T]:
+        """Run `work` on the lane's thread."""
+        if lane not in self._lanes:
+            self._lanes[lane] = ThreadPoolExecutor(max_workers=1, thread_name_prefix="agentflow")
+        return self._lanes[lane].submit(work)
+
+    def shutdown(self) -> None:
+        """Let running work end and take no more."""
+        for lane in self._lanes.values():
+            lane.shutdown(wait=True, cancel_futures=True)

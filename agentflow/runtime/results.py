@@ -1,0 +1,78 @@
+"""What a node leaves behind: plain numbers and text, ready for the run store."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class MessageResult:
+    """One message that a node received.
+
+    Attributes:
+        bytes: of the payload, as it would travel.
+        tokens: length of the sender's trajectory where it is known; `kept` of them travelled.
+        digest: of the payload file, where one was written.
+    """
+
+    sender: str
+    channel: str
+    bytes: int
+    tokens: int
+    kept: int
+    encode_seconds: float
+    inject_seconds: float
+    losses: tuple[str, ...] = ()
+    digest: str = ""
+    stats: dict[str, float] | None = None
+
+
+@dataclass(frozen=True)
+class NodeResult:
+    """One node's (or map child's) answer and what it cost.
+
+    Attributes:
+        prefilled: tokens computed for its prompt; `reused` stood in a cache already.
+        first_token_seconds: from the start of the hand-over to the first token: encode, inject, prefill.
+        seconds: the same to the last token.
+    """
+
+    text: str
+    finish: str
+    prefilled: int
+    reused: int
+    generated: int
+    first_token_seconds: float
+    seconds: float
+    messages: tuple[MessageResult, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """A plain mapping."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> NodeResult:
+        """The reverse of `to_json`."""
+        messages = tuple(MessageResult(**{**m, "losses": tuple(m["losses"])}) for m in data["messages"])
+        return cls(**{**data, "messages": messages})
+
+
+@dataclass(frozen=True)
+class ItemResult:
+    """One pass through the workflow.
+
+    Attributes:
+        nodes: results by node; a mapped node has one for each child.
+        outputs: the workflow's outputs, rendered; empty when something failed.
+        errors: what failed or was skipped, by unit.
+    """
+
+    item: str
+    nodes: dict[str, tuple[NodeResult, ...]]
+    outputs: dict[str, Any]
+    errors: dict[str, str]
+
+    def answers(self, node: str) -> list[str]:
+        """The texts of a node, one for each child of a map."""
+        return [r.text for r in self.nodes.get(node, ())]

@@ -1,0 +1,72 @@
+"""A workflow as a picture: Mermaid for documents, lines of text for a terminal."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from agentflow.workflow.graph import build_graph, sources
+from agentflow.workflow.schema import Workflow
+
+DEEPEST_BRANCH = 40
+
+
+def to_mermaid(workflow: Workflow) -> str:
+    """Return a Mermaid flowchart; nodes that run once for each item of a list have double sides."""
+    ids = {name: f"n{number}" for number, name in enumerate(workflow.nodes)}
+    lines = ["flowchart TD"]
+    for name, node in workflow.nodes.items():
+        label = f'"{name}<br/>{_escaped(node.agent)}"'
+        box = f"[[{label}]]" if node.map else f"[{label}]"
+        lines.append(f"  {ids[name]}{box}")
+    for edge in workflow.edges:
+        channel = _escaped(edge.channel.name)
+        lines.append(f'  {ids[edge.sender]} -->|"{channel}"| {ids[edge.receiver]}')
+    return "\n".join(lines) + "\n"
+
+
+def to_tree(workflow: Workflow) -> list[str]:
+    """Return the workflow as lines of a tree, from the nodes that nothing is sent to.
+
+    A node with several senders is drawn out below the first of them and only named below the others. A
+    branch deeper than 40 nodes goes on as a tree of its own, which keeps the text linear in the workflow.
+    """
+    graph = build_graph(workflow)
+    roots = sources(graph)[::-1]
+    drawn: set[str] = set()
+    lines = [workflow.name]
+    # (node, the bars before it, the branch that leads to it, channel); the last is drawn first
+    pending: list[tuple[str, str, str, str]] = [(name, "", "", "") for name in roots]
+    later: deque[str] = deque()
+    while pending or later:
+        if not pending:
+            pending.append((later.popleft(), "", "", ""))
+        name, bars, branch, channel = pending.pop()
+        arrow = f"{channel} → " if channel else ""
+        again = name in drawn
+        lines.append(f"{bars}{branch}{arrow}{_titled(workflow, name)}{' (above)' if again else ''}")
+        if again:
+            continue
+        drawn.add(name)
+        below = bars + {"": "", "├─ ": "│  ", "└─ ": "   "}[branch]
+        children = list(graph.succ[name])
+        if children and len(below) >= 3 * DEEPEST_BRANCH:
+            lines[-1] += " (continues below)"
+            drawn.discard(name)
+            later.append(name)
+            continue
+        for child in reversed(children):
+            last = child == children[-1]
+            spec = graph.edges[name, child]["channel"]
+            pending.append((child, below, "└─ " if last else "├─ ", spec.name))
+    return lines
+
+
+def _titled(workflow: Workflow, name: str) -> str:
+    node = workflow.nodes[name]
+    times = f" × {node.map.over if isinstance(node.map.over, str) else len(node.map.over)}" if node.map else ""
+    return f"{name} · {node.agent}{times}"
+
+
+def _escaped(text: str) -> str:
+    """Write a text so that Mermaid shows it as it stands: anything unusual as its character code."""
+    return "".join(c if c.isalnum() or c in " _-." else f"#{ord(c)};" for c in text)

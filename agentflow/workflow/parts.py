@@ -1,0 +1,145 @@
+"""The parts of a workflow: agents, inputs, nodes, edges, the task and the defaults.
+
+Each class is one mapping of the YAML file, field by field. Short forms (`question: string`, `channel: cache`,
+`task: hotpotqa`) are unfolded before validation, so the rest of the package sees one form only.
+"""
+
+from __future__ import annotations
+
+import keyword
+from typing import Annotated, Any, Literal, get_args
+
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+
+from agentflow.workflow.fields import Generation, ModelRef, Name, NonEmpty, StrictModel, mistake, text_keys
+from agentflow.workflow.problems import described, quoted
+
+InputType = Literal["string", "integer", "number", "boolean", "list", "mapping"]
+INPUT_TYPES: tuple[str, ...] = get_args(InputType)
+
+# Names a template already knows, or that its language has taken.
+_KNOWN = ("inputs", "nodes", "index", "loop", "range", "dict", "namespace", "self", "caller")
+_SYNTAX = ("true", "false", "none", "set", "macro", "call", "filter", "block", "include", "extends")
+RESERVED = frozenset([*_KNOWN, *_SYNTAX, "varargs", "kwargs", *keyword.kwlist])
+
+
+def _over(value: Any) -> Any:
+    if isinstance(value, list) or (isinstance(value, str) and value.strip()):
+        return value
+    raise mistake(
+        f"expected an expression or a list, got {described(value)}",
+        'Write for example `over: "inputs.questions"`.',
+    )
+
+
+def _item_name(value: str) -> str:
+    if value in RESERVED:
+        raise mistake(f"{quoted(value)} already means something in templates", "Choose another name.")
+    return value
+
+
+class Agent(Generation):
+    """Who speaks: a model with a role and a system prompt. The system prompt is plain text, no template."""
+
+    role: Literal["orchestrator", "worker"] = "worker"
+    model: ModelRef
+    system: str = ""
+    description: str = ""
+
+
+class InputSpec(StrictModel):
+    """A value the caller must give, unless a `default` is written (`default: null` counts as written)."""
+
+    type: InputType
+    default: Any = None
+    description: str = ""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _short_form(cls, data: Any) -> Any:
+        if isinstance(data, str):
+            return {"type": data}
+        return {} if data is None else data
+
+    @property
+    def required(self) -> bool:
+        """Whether the caller must give it."""
+        return "default" not in self.model_fields_set
+
+
+class MapSpec(StrictModel):
+    """Run the node once for each item of `over`: an expression that gives a list, or the list itself."""
+
+    over: Annotated[str | list[Any], BeforeValidator(_over)]
+    item: Annotated[Name, AfterValidator(_item_name)] = Field(default="item", alias="as")
+
+
+class Node(Generation):
+    """One step: an agent and the template of what it is asked."""
+
+    agent: str
+    prompt: str
+    map: MapSpec | None = None
+    description: str = ""
+
+
+class ChannelSpec(StrictModel):
+    """A channel and its settings: `cache`, or `{name: latent_briefing, t: 1.0}`."""
+
+    name: NonEmpty
+    settings: dict[str, Any] = Field(default_factory=dict)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _short_form(cls, data: Any) -> Any:
+        return _named(data, "channel", keep=())
+
+    @classmethod
+    def of(cls, spec: str | dict[str, Any] | ChannelSpec) -> ChannelSpec:
+        """Return the channel that a name or a mapping describes."""
+        return spec if isinstance(spec, ChannelSpec) else cls.model_validate(spec)
+
+
+class Edge(StrictModel):
+    """A message from one node to another, and the channel it travels on."""
+
+    sender: str = Field(alias="from")
+    receiver: str = Field(alias="to")
+    channel: ChannelSpec
+
+
+class TaskSpec(StrictModel):
+    """The task that scores the workflow, and the node whose text is its answer."""
+
+    name: NonEmpty
+    answer: str | None = None
+    settings: dict[str, Any] = Field(default_factory=dict)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _short_form(cls, data: Any) -> Any:
+        return _named(data, "task", keep=("answer",))
+
+
+class Defaults(Generation):
+    """What holds for every agent, node and edge that does not say otherwise."""
+
+    model: ModelRef | None = None
+    channel: ChannelSpec | None = None
+
+
+def _named(data: Any, kind: str, keep: tuple[str, ...]) -> Any:
+    """Unfold `name` or `{name: ..., key: value}` into a name and its settings."""
+    if isinstance(data, str):
+        return {"name": data}
+    if not isinstance(data, dict):
+        raise mistake(
+            f"expected the name of a {kind} or a mapping, got {described(data)}",
+            f"Write `{kind}: name` or `{kind}: {{name: ..., setting: value}}`.",
+        )
+    text_keys(data)
+    own = {"name", *keep}
+    if isinstance(data.get("settings"), dict) and set(data) <= {*own, "settings"}:
+        return data
+    unfolded: dict[str, Any] = {key: value for key, value in data.items() if key in own}
+    return {**unfolded, "settings": {key: value for key, value in data.items() if key not in own}}

@@ -1,0 +1,193 @@
+"""What a template refers to, found without running it."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import NoReturn
+
+from jinja2 import TemplateSyntaxError, meta, nodes
+from jinja2.parser import Parser
+
+from agentflow.errors import UserError, did_you_mean
+from agentflow.workflow.problems import quoted
+from agentflow.workflow.sandbox import FILE_NAME, PromptEnvironment
+
+ROOTS = ("inputs", "nodes")
+_LOADING = (nodes.Extends, nodes.Include, nodes.Import, nodes.FromImport)
+_WRAPPED = re.compile(r"\{\{[-+]?(.*?)[-+]?\}\}", re.DOTALL)
+_ENVIRONMENT = PromptEnvironment()
+
+
+class TemplateError(UserError):
+    """A template is wrong or failed; `line` (from 1) and the words `near` it say where, when known."""
+
+    def __init__(
+        self,
+        what: str,
+        *,
+        where: str | None = None,
+        fix: str | None = None,
+        line: int | None = None,
+        near: str = "",
+    ) -> None:
+        super().__init__(what, where=where, fix=fix)
+        self.line, self.near = line, near
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """A use of `root.name` (or of `root` alone): the `occurrence`-th of what is `written` in the tags."""
+
+    root: str
+    name: str | None
+    line: int
+    written: str
+    occurrence: int
+
+
+@dataclass(frozen=True, slots=True)
+class References:
+    """All uses of `inputs.x` and `nodes.x`, and of names that the template does not define itself."""
+
+    members: tuple[Reference, ...] = ()
+    names: tuple[Reference, ...] = ()
+
+
+def environment() -> PromptEnvironment:
+    """Return the one environment of the package; it keeps no templates."""
+    return _ENVIRONMENT
+
+
+@lru_cache(maxsize=4096)
+def references(template: str) -> References:
+    """Return what a template refers to. Raises `TemplateError` when it can't be read."""
+    if "{" not in template:
+        return References()
+    return _references(parsed(template))
+
+
+@lru_cache(maxsize=4096)
+def expression_references(expression: str) -> References:
+    """Return what an expression (without braces) refers to. Raises `TemplateError`."""
+    return _references(parsed_expression(expression))
+
+
+def names(template: str) -> set[tuple[str, str]]:
+    """Return the pairs ("inputs", "question"), ("nodes", "read") that a template refers to."""
+    return {(ref.root, ref.name) for ref in references(template).members if ref.name is not None}
+
+
+def parsed(template: str) -> nodes.Template:
+    """Parse and check a template. Raises `TemplateError`."""
+    try:
+        tree = _ENVIRONMENT.parse(template, filename=FILE_NAME)
+        _check(tree)
+    except (TemplateSyntaxError, RecursionError, ValueError) as error:
+        _raise(error)
+    return tree
+
+
+def parsed_expression(expression: str) -> nodes.Template:
+    """Parse an expression into a template that assigns it to `result`. Raises `TemplateError`."""
+    try:
+        parser = Parser(_ENVIRONMENT, unwrapped(expression), state="variable", filename=FILE_NAME)
+        value = parser.parse_expression()
+        if not parser.stream.eos:
+            raise TemplateSyntaxError(f"unexpected {quoted(parser.stream.current.value)}", 1)
+        target = nodes.Name("result", "store", lineno=1)
+        tree = nodes.Template([nodes.Assign(target, value, lineno=1)], lineno=1)
+        tree.set_environment(_ENVIRONMENT)
+        _check(_ENVIRONMENT.bounded(tree))
+    except (TemplateSyntaxError, RecursionError, ValueError) as error:
+        _raise(error, "expression")
+    return tree
+
+
+def unwrapped(expression: str) -> str:
+    """Return the expression without `{{ }}` around it, which people write by habit."""
+    wrapped = _WRAPPED.fullmatch(expression.strip())
+    return wrapped[1] if wrapped and "{{" not in wrapped[1] else expression.strip()
+
+
+def is_expression(template: str) -> bool:
+    """Whether a template is a single `{{ expression }}` and nothing else."""
+    return unwrapped(template) != template.strip()
+
+
+def _references(tree: nodes.Template) -> References:
+    members: list[Reference] = []
+    found: list[tuple[str, int]] = []
+    stored: set[str] = set()
+    seen: Counter[str] = Counter()
+    for node in tree.find_all((nodes.Name, nodes.Getattr, nodes.Getitem)):
+        if isinstance(node, nodes.Name):
+            if node.ctx == "load":
+                found.append((node.name, node.lineno))
+            else:
+                stored.add(node.name)
+        elif isinstance(node, nodes.Getattr | nodes.Getitem) and (member := _member(node)):
+            root, name = member
+            written = f"{root}.{name}" if isinstance(node, nodes.Getattr) else name
+            members.append(Reference(root, name, node.lineno, written, seen[written]))
+            seen[written] += 1
+    free = meta.find_undeclared_variables(tree) if stored else {name for name, _ in found}
+    names_found: list[Reference] = []
+    for name, line in found:
+        if name in free and name not in _ENVIRONMENT.globals:
+            names_found.append(Reference(name, None, line, name, seen[name]))
+        seen[name] += 1
+    return References(tuple(members), tuple(names_found))
+
+
+def _member(node: nodes.Getattr | nodes.Getitem) -> tuple[str, str] | None:
+    if not isinstance(node.node, nodes.Name) or node.node.name not in ROOTS:
+        return None
+    if isinstance(node, nodes.Getattr):
+        return node.node.name, node.attr
+    if isinstance(node.arg, nodes.Const) and isinstance(node.arg.value, str):
+        return node.node.name, node.arg.value
+    return None
+
+
+def _check(tree: nodes.Template) -> None:
+    """Refuse what can be seen to fail: other files, unknown filters and tests."""
+    for node in tree.find_all((*_LOADING, nodes.Filter, nodes.Test)):
+        if isinstance(node, nodes.Filter | nodes.Test):
+            kind = "filter" if isinstance(node, nodes.Filter) else "test"
+            known = _ENVIRONMENT.filters if kind == "filter" else _ENVIRONMENT.tests
+            if node.name not in known:
+                public = [name for name in known if name.isidentifier() and not name.startswith("_")]
+                fix = did_you_mean(node.name, public)
+                raise TemplateError(f"unknown {kind} {quoted(node.name)}", fix=fix, line=node.lineno, near=node.name)
+        else:
+            raise TemplateError(
+                "templates can't read other files",
+                fix="Write the text here, or pass it as an input.",
+                line=node.lineno,
+            )
+
+
+def _raise(error: Exception, kind: str = "template") -> NoReturn:
+    if isinstance(error, TemplateSyntaxError):
+        what, fix = _syntax(str(error.message))
+        raise TemplateError(f"the {kind} can't be read: {what}", fix=fix, line=error.lineno) from None
+    reason = "it is nested too deeply" if isinstance(error, RecursionError) else "a number is too long"
+    raise TemplateError(f"the {kind} can't be read: {reason}") from None
+
+
+def _syntax(message: str) -> tuple[str, str | None]:
+    """Say jinja's message in the user's terms."""
+    if message.startswith("Unexpected end of template"):
+        opened = message.rpartition(" is ")[2].strip("'.")
+        return f"{{% {opened} %}} is never closed", f"Add {{% end{opened} %}}."
+    if message.startswith("Encountered unknown tag"):
+        tag = message.split("'")[1]
+        return f"unknown tag {quoted(tag)}", "Known: for, if, set, macro, call, filter."
+    for token, sign in (("print statement", "}}"), ("statement block", "%}")):
+        message = message.replace(f"token 'end of {token}'", f"'{sign}'").replace(f"'end of {token}'", f"'{sign}'")
+    message = message.replace("end of template", "end of text").replace("expected token ", "expected ")
+    message = message.rstrip(".")
+    return message[:1].lower() + message[1:], None
