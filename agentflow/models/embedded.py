@@ -46,8 +46,8 @@ def fetch(spec: ModelSpec, progress: Progress = silent) -> Path:
     Raises:
         ModelError: none of the three places has them; the message says what each answered.
     """
-    folder = Path(spec.source)
-    if folder.is_absolute():
+    folder = Path(spec.source).expanduser()
+    if folder.is_absolute() or folder.is_dir():
         if not (folder / "config.json").is_file():
             raise ModelError(f"The folder {folder} holds no transformers model (no config.json).")
         return folder

@@ -32,6 +32,8 @@ def _reason(config: Any) -> str | None:
         return "it is an encoder-decoder, whose cross-attention cache is not a prefix of its output"
     if getattr(inner, "kv_lora_rank", None):
         return "it uses multi-head latent attention, whose cache is a joint latent, not keys and values per head"
+    if any("chunked" in str(kind) for kind in getattr(inner, "layer_types", None) or ()):
+        return "its chunked attention forgets positions by blocks, which a joined cache would shift"
     odd = sorted({str(kind) for kind in getattr(inner, "layer_types", None) or () if "attention" not in str(kind)})
     linear = sorted({str(kind) for kind in getattr(inner, "layer_types", None) or () if "linear" in str(kind)})
     if linear or odd:

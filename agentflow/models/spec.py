@@ -87,9 +87,11 @@ def resolve_model(ref: str | Mapping[str, Any]) -> ModelSpec:
 
 
 def _named(name: str) -> ModelSpec:
-    path = find(f"{CONFIG_FOLDER}/{name}.yaml") if "/" not in name else None
-    if path is not None:
-        return load_config(path, ModelSpec)
+    if "/" not in name:
+        own = Path(CONFIG_FOLDER) / f"{name}.yaml"
+        path = own if own.is_file() else find(f"{CONFIG_FOLDER}/{name}.yaml")
+        if path is not None:
+            return load_config(path, ModelSpec)
     if Path(name).expanduser().is_dir():
         return ModelSpec(model=Path(name).name, source=str(Path(name).expanduser().resolve()))
     if name.count("/") == 1 and not name.startswith((".", "/", "~")):

@@ -1,0 +1,145 @@
+"""The attention function against its definition in float64, over random shapes, prefixes, biases and windows."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agentflow.kv.cache import KVCache
+from agentflow.models import attention as module
+from agentflow.models.attention import Plan, Segment, attention, planned
+
+KV_HEADS, DIM = 2, 8
+
+
+def random_cache(length: int, *, start: int = 0, bias: bool = False, holes: bool = False) -> KVCache:
+    cache = KVCache.stacked([torch.randn(KV_HEADS, length, DIM)], [torch.randn(KV_HEADS, length, DIM)], start)
+    if holes and length > 2:
+        cache = cache.select(torch.randperm(length)[: length // 2 + 1])
+    if bias:
+        cache = KVCache(
+            cache.keys, cache.values, cache.positions, cache.next_position, (torch.randn(KV_HEADS, len(cache)),)
+        )
+    return cache
+
+
+def by_definition(query, key, value, plan, *, scale, window, softcap, sink):
+    """Row by row, head by head, key by key, in float64."""
+    b, heads, n, d = query.shape
+    out = torch.zeros(b, n, heads, d, dtype=torch.float64)
+    group = heads // KV_HEADS
+    m = key.shape[2]
+    for row in range(b):
+        for h in range(heads):
+            kv = h // group
+            for i in range(n):
+                q, at = query[row, h, i].double(), int(plan.positions[row, m - n + i])
+                logits, values = [], []
+                for segment in plan.segments:
+                    if segment.rows is not None and row not in segment.rows.tolist():
+                        continue
+                    cache = segment.cache
+                    for t in range(len(cache)):
+                        if window is None or at - int(cache.positions[t]) < window:
+                            logit = float(q @ cache.keys[0][kv, t].double()) * scale
+                            logit = softcap * float(torch.tanh(torch.tensor(logit / softcap))) if softcap else logit
+                            logits.append(logit + (float(cache.bias[0][kv, t]) if cache.bias else 0.0))
+                            values.append(cache.values[0][kv, t].double())
+                for t in range(m - n + i + 1):
+                    real = plan.valid is None or bool(plan.valid[row, t]) or t == m - n + i
+                    if real and (window is None or at - int(plan.positions[row, t]) < window):
+                        logit = float(q @ key[row, kv, t].double()) * scale
+                        logit = softcap * float(torch.tanh(torch.tensor(logit / softcap))) if softcap else logit
+                        logits.append(logit)
+                        values.append(value[row, kv, t].double())
+                weights = torch.tensor([*logits, *([float(sink[h])] if sink is not None else [])], dtype=torch.float64)
+                weights = weights.softmax(0)[: len(logits)]
+                out[row, i, h] = weights @ torch.stack(values)
+    return out
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    seed=st.integers(0, 10_000),
+    rows=st.integers(1, 3),
+    n=st.integers(1, 5),
+    earlier=st.integers(0, 3),
+    lengths=st.lists(st.integers(1, 7), max_size=2),
+    window=st.sampled_from([None, 3, 6]),
+    softcap=st.sampled_from([None, 5.0]),
+    with_sink=st.booleans(),
+    bias=st.booleans(),
+    holes=st.booleans(),
+    everyone=st.booleans(),
+    pads=st.booleans(),
+)
+def test_any_plan_equals_the_definition(
+    seed, rows, n, earlier, lengths, window, softcap, with_sink, bias, holes, everyone, pads
+):
+    torch.manual_seed(seed)
+    m = n + earlier
+    segments = [Segment(random_cache(length, bias=bias, holes=holes)) for length in lengths]
+    if not everyone and segments:
+        segments[0] = Segment(segments[0].cache, torch.tensor([seed % rows]))
+    start = max((s.cache.next_position for s in segments), default=0)
+    positions = torch.arange(start, start + m).repeat(rows, 1)
+    valid = None
+    if pads and m > 1:
+        valid = torch.ones(rows, m, dtype=torch.bool)
+        valid[0, : m - 1] = False  # a row whose only token is the last
+    plan = Plan(segments, positions, valid)
+    query, key = torch.randn(rows, 4, n, DIM), torch.randn(rows, KV_HEADS, m, DIM)
+    value = torch.randn_like(key)
+    sink = torch.randn(4) if with_sink else None
+    with planned(plan):
+        got, _ = attention(
+            SimpleNamespace(layer_idx=0), query, key, value,
+            scaling=0.5, sliding_window=window, softcap=softcap, s_aux=sink,
+        )  # fmt: skip
+    wanted = by_definition(query, key, value, plan, scale=0.5, window=window, softcap=softcap, sink=sink)
+    real = torch.ones(rows, n, dtype=torch.bool) if valid is None else valid[:, -n:]
+    assert torch.allclose(got.double()[real], wanted[real], atol=1e-5)
+
+
+def test_the_plain_path_equals_the_fused_one_in_chunks_too(monkeypatch):
+    torch.manual_seed(0)
+    query, key = torch.randn(2, 4, 9, DIM), torch.randn(2, 4, 9, DIM)
+    fused = module._partial(query, key, key, None, True, 0.3, None)
+    monkeypatch.setattr(module, "_flash_cpu", None)
+    monkeypatch.setattr(module, "PLAIN_CHUNK", 2 * 4 * 9 * 2)
+    plain = module._partial(query, key, key, None, True, 0.3, None)
+    assert torch.allclose(fused[0], plain[0], atol=1e-6)
+    assert torch.allclose(fused[1], plain[1], atol=1e-6)
+
+
+def test_gradients_reach_a_prefix():
+    """Adapters are trained through the attention of a frozen model."""
+    cache = random_cache(4)
+    key = cache.keys[0].clone().requires_grad_()
+    cache = KVCache((key,), cache.values, cache.positions, cache.next_position)
+    plan = Plan([Segment(cache)], torch.tensor([[4, 5]]))
+    query = torch.randn(1, 4, 2, DIM, requires_grad=True)
+    own = torch.randn(1, KV_HEADS, 2, DIM)
+    with planned(plan):
+        out, _ = attention(SimpleNamespace(layer_idx=0), query, own, own)
+    out.sum().backward()
+    assert key.grad is not None
+    assert float(key.grad.abs().sum()) > 0
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_stays_close_and_keeps_its_type(dtype):
+    torch.manual_seed(1)
+    cache = random_cache(6)
+    query, own = torch.randn(2, 4, 3, DIM), torch.randn(2, KV_HEADS, 3, DIM)
+    positions = torch.arange(6, 9).repeat(2, 1)
+    with planned(Plan([Segment(cache)], positions)):
+        full, _ = attention(SimpleNamespace(layer_idx=0), query, own, own)
+    with planned(Plan([Segment(cache.to(dtype=dtype))], positions)):
+        half, _ = attention(SimpleNamespace(layer_idx=0), query.to(dtype), own.to(dtype), own.to(dtype))
+    assert half.dtype == dtype
+    assert torch.allclose(full, half.float(), atol=0.05)

@@ -1,0 +1,164 @@
+"""Whole runs on tiny models: answers, maps, failures, batches, stores, cancelling."""
+
+from __future__ import annotations
+
+import json
+import threading
+
+import pytest
+
+from agentflow.errors import WorkflowError
+from agentflow.kv.wire import read_payload
+from agentflow.runtime.binding import bind
+from agentflow.runtime.orchestrator import Orchestrator, RunOptions
+from agentflow.runtime.results import NodeResult
+from agentflow.runtime.runs import RunStore, read_events
+
+FAN = """
+workflow: fan
+inputs: {facts: list, questions: list}
+agents:
+  reader: {model: MODEL, system: remember}
+  worker: {model: MODEL, system: answer}
+nodes:
+  read: {agent: reader, prompt: "{{ inputs.facts | join(' ') }}", max_new_tokens: 0}
+  ask: {agent: worker, map: {over: inputs.questions, as: q}, prompt: "{{ index }} {{ q }}", max_new_tokens: 6}
+  sum: {agent: worker, prompt: "sum up", max_new_tokens: 5}
+edges:
+  - {from: read, to: ask, channel: cache}
+  - {from: ask, to: sum, channel: text}
+outputs: {answers: "{{ nodes.ask.texts }}", last: "{{ nodes.sum.text }}"}
+"""
+INPUTS = {"facts": ["the code is seven", "red is blue"], "questions": ["what code", "what is red", "who"]}
+
+
+def run(workflow, engines, items=None, **more):
+    return Orchestrator(bind(workflow), engines, **more).run(items or [("one", INPUTS)])
+
+
+def test_cache_and_text_give_the_same_answers(flow, engines):
+    by_cache = run(flow(FAN), engines)[0]
+    by_text = run(flow(FAN).with_channel("text"), engines)[0]
+    assert by_cache.outputs == by_text.outputs
+    assert len(by_cache.outputs["answers"]) == 3
+    ask, asked = by_cache.nodes["ask"], by_text.nodes["ask"]
+    assert [a.prefilled + a.reused for a in ask] == [b.prefilled for b in asked]
+    assert all(a.reused > 0 for a in ask)
+
+
+@pytest.mark.parametrize("batch", [1, 2, 16])
+def test_batching_changes_nothing_but_the_number_of_calls(flow, engines, batch):
+    items = [(f"i{n}", {**INPUTS, "facts": [f"fact {n}"]}) for n in range(3)]
+    wanted = [r.outputs for r in run(flow(FAN), engines, items, options=RunOptions(max_batch=1))]
+    assert [r.outputs for r in run(flow(FAN), engines, items, options=RunOptions(max_batch=batch))] == wanted
+
+
+def test_sampled_runs_are_repeated_by_their_seed(flow, engines):
+    hot = flow(FAN.replace("max_new_tokens: 6", "max_new_tokens: 6, temperature: 1.5"))
+    first, again, other = (run(hot, engines, options=RunOptions(seed=s))[0].outputs for s in (1, 1, 2))
+    assert first == again
+    assert first != other
+
+
+def test_a_failed_node_skips_its_dependants_and_other_items_go_on(flow, engines):
+    long = {**INPUTS, "facts": ["word " * 600]}
+    bad, good = run(flow(FAN), engines, [("bad", long), ("good", INPUTS)])
+    assert good.errors == {}
+    assert good.outputs
+    assert "more than the 512 positions" in bad.errors["bad/read"]
+    assert bad.errors["bad/ask"] == bad.errors["bad/sum"] == "skipped: 'read' failed"
+    assert bad.outputs == {}
+
+
+def test_a_template_that_fails_at_run_time_fails_its_node_alone(flow, engines):
+    broken = flow(FAN.replace("{{ index }} {{ q }}", "{{ q.missing.more }}"))
+    result = run(broken, engines)[0]
+    assert set(result.errors) == {"one/ask[0]", "one/sum"} or "one/ask[1]" in result.errors
+
+
+def test_a_map_over_something_else_than_a_list_says_so(flow, engines):
+    result = run(flow(FAN.replace("over: inputs.questions", "over: inputs.questions | length")), engines)[0]
+    assert "is no list" in result.errors["one/ask"]
+
+
+def test_a_map_over_an_empty_list_is_done(flow, engines):
+    result = run(flow(FAN), engines, [("one", {**INPUTS, "questions": []})])[0]
+    assert result.errors == {}
+    assert result.outputs["answers"] == []
+
+
+def test_a_run_is_stored_as_events_and_results(flow, engines, tmp_path):
+    store = RunStore.create(tmp_path, "fan", {"seed": 0})
+    result = run(flow(FAN), engines, store=store, options=RunOptions(keep_payloads=True, signing_key=b"k"))[0]
+    events = read_events(store.folder)
+    kinds = [e["kind"] for e in events]
+    assert kinds[0] == "run_started"
+    assert kinds[-1] == "run_finished"
+    assert kinds.count("node_finished") == 5
+    assert "node_token" not in kinds
+    stored = json.loads((store.folder / "results" / "one" / "ask.1.json").read_text())
+    assert NodeResult.from_json(stored) == result.nodes["ask"][1]
+    payloads = sorted((store.folder / "payloads").iterdir())
+    digests = {e["data"]["digest"] for e in events if e["kind"] == "message" and e["data"]["digest"]}
+    assert len(payloads) == len(digests) == 1 + 3  # one shared cache, three texts
+    assert {read_payload(p, key=b"k").header.channel for p in payloads} == {"cache", "text"}
+
+
+def test_the_event_log_holds_no_tensors_and_no_secrets(flow, engines, tmp_path):
+    store = RunStore.create(tmp_path, "fan", {})
+    run(flow(FAN), engines, store=store, options=RunOptions(keep_payloads=True, signing_key=b"very-secret"))
+    text = (store.folder / "events.jsonl").read_text()
+    assert "very-secret" not in text
+    assert "tensor" not in text
+    assert max(map(len, text.splitlines())) < 2_000
+
+
+def test_messages_are_forgotten_when_their_last_receiver_is_done(flow, engines):
+    seen = []
+    orchestrator = Orchestrator(bind(flow(FAN)), engines, listeners=[lambda e: seen.append(e.kind)])
+    states = {}
+    original = orchestrator._item_result
+    orchestrator._item_result = lambda state: states.setdefault("one", state) and original(state)
+    orchestrator.run([("one", INPUTS)])
+    assert states["one"].messages == {}
+    assert states["one"].payloads == {}
+    assert seen[-1] == "run_finished"
+
+
+def test_cancelling_ends_a_run_soon_and_says_what_was_not_done(flow, engines):
+    slow = flow(FAN.replace("max_new_tokens: 6", "max_new_tokens: 300"))
+    orchestrator = Orchestrator(bind(slow), engines)
+    threading.Timer(0.3, orchestrator.cancel).start()
+    result = orchestrator.run([(f"i{n}", INPUTS) for n in range(20)])
+    assert any("cancelled" in e for r in result for e in r.errors.values())
+
+
+def test_a_plug_in_that_breaks_fails_its_node_and_not_the_run(flow, engines, monkeypatch):
+    from agentflow.channels.text import TextChannel
+
+    def broken(self, message, task):
+        raise RuntimeError("a bug in a channel")
+
+    monkeypatch.setattr(TextChannel, "send", broken)
+    result = run(flow(FAN), engines)[0]
+    assert result.errors == {"one/sum": "RuntimeError: a bug in a channel"}
+    assert len(result.nodes["ask"]) == 3
+
+
+@pytest.mark.parametrize(
+    ("change", "place", "what"),
+    [
+        (("channel: cache", "channel: cach"), "12:36", "unknown channel 'cach'. Did you mean 'cache'?"),
+        (("channel: text", "channel: {name: text, scop: answer}"), "13:48", "unknown setting 'scop'"),
+        (("channel: text", "channel: {name: text, scope: 3}"), "13:35", "'trajectory' or 'answer', not 3"),
+        (("worker: {model: MODEL", "worker: {model: smolm2-135m"), "6:19", "Did you mean 'smollm2-135m'?"),
+        (("worker: {model: MODEL", "worker: {model: {source: a/b}"), "12:36", "does not fit read -> ask"),
+        (("to: sum, channel: text", "to: sum, channel: cache"), "13:35", "several caches"),
+        (("inputs:", "task: hotpotq\ninputs:"), "3:7", "Unknown task 'hotpotq'"),
+    ],
+)
+def test_misfits_are_found_before_anything_runs(flow, change, place, what):
+    with pytest.raises(WorkflowError) as caught:
+        bind(flow(FAN.replace(*change)))
+    assert what.lower() in str(caught.value).lower()
+    assert f":{place} " in str(caught.value)
