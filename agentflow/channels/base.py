@@ -47,6 +47,8 @@ class Message:
         text: the answer alone.
         token_ids: the tokens of `cache`.
         cache: of prompt and answer; None when no channel asked for it.
+        head: where this conversation begins in the cache, behind others that were joined before it.
+        losses: what of the cache is not as it would have been computed, in words.
         engine: the engine it ran on; None for a remote model.
     """
 
@@ -56,6 +58,8 @@ class Message:
     token_ids: tuple[int, ...] = ()
     cache: KVCache | None = None
     engine: Engine | None = None
+    head: int = 0
+    losses: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,6 +77,19 @@ class Task:
     engine: Engine
 
 
+@dataclass(frozen=True)
+class Joining:
+    """How several caches become one (fan-in).
+
+    Attributes:
+        drop_sinks: leading positions left out of every cache but the first.
+        recompute: share of the positions of every cache but the first that is computed anew, in full context.
+    """
+
+    drop_sinks: int = 0
+    recompute: float = 0.0
+
+
 @dataclass(frozen=True, eq=False)
 class Context:
     """What a receiver stands on.
@@ -80,7 +97,8 @@ class Context:
     Attributes:
         turns: a conversation to continue; may be empty.
         note: text for the head of the receiver's own prompt; may be empty.
-        cache: attention state of `token_ids`, which is a rendering of `turns`.
+        cache: attention state of `token_ids`, which from `head` on are a rendering of `turns`.
+        joining: how to join this cache with others, when several arrive.
         stats: figures of the injection (seconds, counts).
     """
 
@@ -88,6 +106,9 @@ class Context:
     note: str = ""
     cache: KVCache | None = None
     token_ids: tuple[int, ...] = ()
+    head: int = 0
+    losses: tuple[str, ...] = ()
+    joining: Joining = field(default_factory=lambda: Joining())
     stats: dict[str, float] = field(default_factory=dict)
 
 

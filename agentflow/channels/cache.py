@@ -6,17 +6,41 @@ given, so its answer is the same; what is saved is the prefill.
 
 from __future__ import annotations
 
-from agentflow.channels.base import FITS, Channel, Compatibility, Context, Message, Task
+from pydantic import Field
+
+from agentflow.channels.base import (
+    FITS,
+    Channel,
+    ChannelSettings,
+    Compatibility,
+    Context,
+    Joining,
+    Message,
+    Task,
+)
 from agentflow.errors import ChannelError, PayloadError
 from agentflow.kv.payload import CacheBody, Header, Payload, TextBody
 from agentflow.models.engine import Engine
 from agentflow.models.spec import ModelSpec
 
 
+class CacheSettings(ChannelSettings):
+    """Settings of `cache`; they matter where a node receives several caches."""
+
+    drop_sinks: int = Field(
+        default=4, ge=0, description="fan-in: leading positions left out of every cache but the first"
+    )
+    recompute: float = Field(
+        default=0.0, ge=0, le=1, description="fan-in: share of positions computed anew, those that deviate most"
+    )
+
+
 class CacheChannel(Channel):
     """Keys and values as they are."""
 
     name = "cache"
+    Settings = CacheSettings
+    settings: CacheSettings
     needs_cache = True
 
     def check(self, sender: ModelSpec, receiver: ModelSpec) -> Compatibility:
@@ -33,15 +57,17 @@ class CacheChannel(Channel):
         if message.cache is None or message.engine is None:
             raise ChannelError(f"'{message.sender}' kept no cache, so there is none to hand over.")
         cache = message.cache
-        header = Header(self.name, message.sender, message.engine.fingerprint, cache.next_position, len(cache))
-        return Payload(header, CacheBody(cache, message.token_ids, message.turns))
+        header = Header(
+            self.name, message.sender, message.engine.fingerprint, cache.next_position, len(cache), message.losses
+        )
+        return Payload(header, CacheBody(cache, message.token_ids, message.turns, message.head))
 
     def receive(self, payload: Payload, receiver: Engine) -> Context:
         """Refuse a foreign cache by name of what differs; otherwise stand on it."""
-        return context_of_cache(payload, receiver)
+        return context_of_cache(payload, receiver, Joining(self.settings.drop_sinks, self.settings.recompute))
 
 
-def context_of_cache(payload: Payload, receiver: Engine) -> Context:
+def context_of_cache(payload: Payload, receiver: Engine, joining: Joining) -> Context:
     """The context of any payload whose body is a cache of the receiver's own model."""
     body = payload.body
     if not isinstance(body, CacheBody):
@@ -52,4 +78,11 @@ def context_of_cache(payload: Payload, receiver: Engine) -> Context:
         )
     payload.require(receiver.fingerprint)
     cache = body.cache.to(receiver.loaded.device, receiver.loaded.dtype)
-    return Context(turns=body.turns, cache=cache, token_ids=body.token_ids)
+    return Context(
+        turns=body.turns,
+        cache=cache,
+        token_ids=body.token_ids,
+        head=body.head,
+        losses=payload.header.losses,
+        joining=joining,
+    )

@@ -38,10 +38,12 @@ class Segment:
     Attributes:
         cache: the shared keys and values.
         rows: `(R,)` row numbers, or None for every row.
+        causal: whether some entries may stand behind a query (when positions inside a text are computed anew).
     """
 
     cache: KVCache
     rows: Tensor | None = None
+    causal: bool = False
 
 
 @dataclass(eq=False)
@@ -53,12 +55,14 @@ class Plan:
         positions: `(B, m)` position of each of the batch's own entries, those of this pass last.
         valid: `(B, m)` whether the entry is a token (not padding); None when all are.
         capture: where to put the queries `(B, heads, n, head_dim)` by layer, or None.
+        stop_at: end the forward pass in this layer's attention by raising `Stopped` with its keys and values.
     """
 
     segments: Sequence[Segment]
     positions: Tensor
     valid: Tensor | None = None
     capture: dict[int, Tensor] | None = None
+    stop_at: int | None = None
     _masks: dict[tuple[int, int | None, torch.dtype], Tensor | None] = field(default_factory=dict)
 
     def own_mask(self, n: int, window: int | None, dtype: torch.dtype) -> Tensor | None:
@@ -80,6 +84,14 @@ class Plan:
         # A padding token sees itself, so that its softmax is defined; nobody sees it.
         seen = seen | torch.eye(keys.shape[-1], dtype=torch.bool, device=seen.device)[-n:]
         return torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill_(~seen, _NEGATIVE).unsqueeze(1)
+
+
+class Stopped(Exception):  # noqa: N818 - a way out of a forward pass, not an error
+    """Carries the keys and values `(B, kv_heads, m, head_dim)` of the layer where a plan said to stop."""
+
+    def __init__(self, key: Tensor, value: Tensor) -> None:
+        super().__init__("stopped as planned")
+        self.key, self.value = key, value
 
 
 _plan: ContextVar[Plan | None] = ContextVar("agentflow_attention_plan", default=None)
@@ -147,6 +159,8 @@ def attention(
         plan = Plan((), positions)
     if plan.capture is not None:
         plan.capture[layer] = query.detach()
+    if plan.stop_at == layer:
+        raise Stopped(key, value)
     scale = float(scaling) if scaling is not None else query.shape[-1] ** -0.5
     n, m = query.shape[2], key.shape[2]
     mask = plan.own_mask(n, sliding_window, query.dtype)
@@ -204,7 +218,7 @@ def _shared(
     mask: Tensor | None = None
     if segment.cache.bias is not None:
         mask = segment.cache.bias[layer].to(query.dtype)[None, :, None, :]
-    hidden = _outside_window(plan, segment, n, window, rows) if window is not None else None
+    hidden = _hidden(plan, segment, n, window, rows) if window is not None or segment.causal else None
     if hidden is not None:
         # (r, n, T) -> the stacked order (group, r, n)
         far = hidden.expand(group, r, n, -1).reshape(1, 1, group * r * n, -1)
@@ -223,11 +237,14 @@ def _shared(
     return _Part(out, lse, rows)
 
 
-def _outside_window(plan: Plan, segment: Segment, n: int, window: int, rows: Tensor | None) -> Tensor | None:
-    """`(r, n, T)` true where a prefix position is too far back for a sliding layer; None when none is."""
+def _hidden(plan: Plan, segment: Segment, n: int, window: int | None, rows: Tensor | None) -> Tensor | None:
+    """`(r, n, T)` true where a prefix position lies outside a sliding window or behind; None when none does."""
     queries = plan.positions[:, -n:] if rows is None else plan.positions.index_select(0, rows)[:, -n:]
-    far = queries[:, :, None] - segment.cache.positions[None, None, :] >= window
-    return far if bool(far.any()) else None
+    distance = queries[:, :, None] - segment.cache.positions[None, None, :]
+    hidden = distance < 0
+    if window is not None:
+        hidden = hidden | (distance >= window)
+    return hidden if bool(hidden.any()) else None
 
 
 def _flash_fits(query: Tensor, softcap: float | None) -> bool:

@@ -68,12 +68,16 @@ class Joined:
     suffix: tuple[int, ...]
 
 
-def join(token_ids: Sequence[int], cache: KVCache | None, cached_ids: Sequence[int]) -> Joined:
-    """Stand `token_ids` on a cache of `cached_ids` as far as they agree; at least one token is left to prefill."""
+def join(token_ids: Sequence[int], cache: KVCache | None, cached_ids: Sequence[int], head: int = 0) -> Joined:
+    """Stand `token_ids` on a cache of `cached_ids` as far as they agree; at least one token is left to prefill.
+
+    Args:
+        head: where the conversation begins in the cache; what other conversations left before it is kept.
+    """
     shared = 0
     if cache is not None:
-        limit = min(len(token_ids) - 1, len(cached_ids), cache.next_position)
-        while shared < limit and token_ids[shared] == cached_ids[shared]:
+        limit = min(len(token_ids) - 1, len(cached_ids) - head, cache.next_position - head)
+        while shared < limit and token_ids[shared] == cached_ids[head + shared]:
             shared += 1
-    prefix = cache.before(shared) if cache is not None and shared else None
+    prefix = cache.before(head + shared) if cache is not None and head + shared else None
     return Joined(tuple(token_ids), prefix, tuple(token_ids[shared:]))

@@ -21,8 +21,10 @@ from agentflow.errors import ModelError
 from agentflow.kv.cache import KVCache
 from agentflow.kv.payload import Fingerprint
 from agentflow.models.attention import Plan, Segment, planned
+from agentflow.models.batching import SHARE_OF_FREE, free_bytes, halving, split
 from agentflow.models.decoding import Row
 from agentflow.models.loading import LoadedModel
+from agentflow.models.prefixes import PrefixStore
 from agentflow.models.requests import Generation, Request, Score
 
 
@@ -38,10 +40,17 @@ class _Batch:
 
 
 class Engine:
-    """Runs one loaded model. Calls from several threads are taken one after the other."""
+    """Runs one loaded model. Calls from several threads are taken one after the other.
 
-    def __init__(self, loaded: LoadedModel) -> None:
+    Args:
+        memory_budget: bytes of KV cache that one batch may add; None for a share of what is free.
+        prefix_bytes: budget of `prefixes`, the store of computed token prefixes.
+    """
+
+    def __init__(self, loaded: LoadedModel, *, memory_budget: int | None = None, prefix_bytes: int = 1 << 30) -> None:
         self.loaded = loaded
+        self.prefixes = PrefixStore(prefix_bytes)
+        self._memory_budget = memory_budget
         self.tokenizer = loaded.tokenizer
         self._lock = threading.RLock()
         names = inspect.signature(loaded.model.forward).parameters
@@ -60,6 +69,11 @@ class Engine:
         """How many positions the model was trained for, where its configuration says."""
         limit = getattr(self.loaded.model.config.get_text_config(), "max_position_embeddings", None)
         return int(limit) if limit else None
+
+    @property
+    def bytes_per_position(self) -> int:
+        """What one position of a cache costs."""
+        return self.fingerprint.geometry.scalars_per_position * self.loaded.dtype.itemsize
 
     def prefill(self, token_ids: Sequence[int], onto: KVCache | None = None) -> KVCache:
         """The cache of `onto` followed by `token_ids`; `onto` itself stays as it is."""
@@ -80,7 +94,7 @@ class Engine:
         return tuple(captured[layer][0] for layer in sorted(captured))
 
     def generate(self, requests: Sequence[Request]) -> list[Generation]:
-        """Answer all requests as one batch, in their order.
+        """Answer all requests, in their order: as one batch where it fits into memory, else as several.
 
         Raises:
             ModelError: a request is empty, longer than the model's positions, or its prefix is foreign.
@@ -90,7 +104,9 @@ class Engine:
         if not requests:
             return []
         with self._lock, torch.no_grad():
-            return self._decode(requests)
+            budget = self._memory_budget or int(SHARE_OF_FREE * free_bytes(self.loaded.device))
+            batches = split(requests, self.bytes_per_position, budget)
+            return [answer for batch in batches for answer in halving(self._decode, batch)]
 
     def score(
         self, prefix: KVCache | None, prompt: Sequence[int], answer: Sequence[int], *, keep_distribution: bool = False
@@ -180,14 +196,21 @@ class Engine:
         return self._run(batch, ids, 1, None)
 
     def _run(self, batch: _Batch, ids: Tensor, keep: int, capture: dict[int, Tensor] | None) -> Tensor:
-        n = ids.shape[1]
         valid = None if bool(batch.valid.all()) else batch.valid
         plan = Plan(_segments(batch.prefixes, ids.device), batch.positions, valid, capture)
-        arguments: dict[str, Any] = {self._cache_name: batch.cache, "use_cache": True}
+        return self.run_model(ids, plan, batch.cache, keep)
+
+    def run_model(self, ids: Tensor, plan: Plan, cache: Any, keep: int = 1) -> Tensor:
+        """One forward pass of `ids (B, n)` as the plan says; the last `keep` logits `(B, keep, vocabulary)`.
+
+        Args:
+            cache: transformers' cache of the batch's own tokens; extended in place.
+        """
+        arguments: dict[str, Any] = {self._cache_name: cache, "use_cache": True}
         if self._trims_logits:
             arguments["logits_to_keep"] = keep
         with planned(plan):
-            output = self.loaded.model(input_ids=ids, position_ids=batch.positions[:, -n:], **arguments)
+            output = self.loaded.model(input_ids=ids, position_ids=plan.positions[:, -ids.shape[1] :], **arguments)
         logits: Tensor = output.logits
         return logits[:, -keep:]
 

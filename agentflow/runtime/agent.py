@@ -7,11 +7,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from agentflow.channels.base import Channel, Context, Message, Task
-from agentflow.errors import ChannelError
 from agentflow.kv.payload import Payload, Turn
-from agentflow.models.chat import append_turn, conversation, join, render
+from agentflow.models.chat import append_turn, conversation, render
 from agentflow.models.engine import Engine
 from agentflow.models.requests import Generation, Request, Sampling
+from agentflow.runtime.foundation import Foundation, gather, lay
 from agentflow.runtime.results import MessageResult, NodeResult
 from agentflow.workflow.fields import Generation as GenerationSettings
 
@@ -28,10 +28,17 @@ class Delivery:
 
 @dataclass(frozen=True, eq=False)
 class Turnplan:
-    """A turn that is ready to be generated."""
+    """A turn that is ready to be generated.
+
+    Attributes:
+        turns: the conversation up to the answer.
+        foundation: what the agent's own tokens stand on.
+        request: to the engine.
+        prepared_seconds: hand-over and preparation, before the engine is asked.
+    """
 
     turns: tuple[Turn, ...]
-    token_ids: tuple[int, ...]
+    foundation: Foundation
     request: Request
     deliveries: tuple[Delivery, ...]
     prepared_seconds: float
@@ -67,45 +74,51 @@ def plan_turn(
     settings: GenerationSettings,
     seed: int,
     keep_cache: bool,
+    reuse: bool,
     cancelled: Callable[[], bool],
     on_token: Callable[[str], None] | None = None,
 ) -> Turnplan:
     """Join what was received with the agent's own prompt into a request.
 
+    Args:
+        reuse: look for computed prefixes in the engine's store, and let the answer's cache go there.
+
     Raises:
         UserError: too many tokens for the model, or contexts that can't be joined.
     """
     start = time.perf_counter()
-    context = join_contexts(deliveries)
+    history, note, caches = gather([d.context for d in deliveries], [d.result.sender for d in deliveries])
     new_tokens = DEFAULT_NEW_TOKENS if settings.max_new_tokens is None else settings.max_new_tokens
-    body = f"{context.note}\n\n{prompt}" if context.note else prompt
-    turns = conversation(system, body, context.turns)
-    token_ids = tuple(render(engine.tokenizer, turns, reply=new_tokens > 0))
-    joined = join(token_ids, context.cache, context.token_ids)
+    turns = conversation(system, f"{note}\n\n{prompt}" if note else prompt, history)
+    token_ids = render(engine.tokenizer, turns, reply=new_tokens > 0)
+    foundation = lay(engine, token_ids, caches, reuse=reuse)
     handover = sum(d.result.encode_seconds + d.result.inject_seconds for d in deliveries)
     request = Request(
-        joined.suffix,
-        joined.prefix,
+        foundation.suffix,
+        foundation.prefix,
         max_new_tokens=new_tokens,
         sampling=Sampling(settings.temperature or 0.0, settings.top_p or 1.0, settings.top_k or 0, seed),
         stop=settings.stop or (),
         deadline=settings.timeout,
-        keep_cache=keep_cache,
+        keep_cache=keep_cache or reuse,
         cancelled=cancelled,
         on_token=on_token,
     )
     engine.check(request)
-    return Turnplan(turns, token_ids, request, tuple(deliveries), handover + time.perf_counter() - start)
+    return Turnplan(turns, foundation, request, tuple(deliveries), handover + time.perf_counter() - start)
 
 
 def close_turn(node: str, engine: Engine, plan: Turnplan, generation: Generation) -> tuple[NodeResult, Message]:
     """The result of a generated turn, and the message its receivers can be sent."""
     spoke = plan.request.max_new_tokens > 0
     turns = append_turn(plan.turns, Turn("assistant", generation.text)) if spoke else plan.turns
-    token_ids = (*plan.token_ids, *generation.token_ids)
+    base = plan.foundation
+    token_ids = (*base.token_ids, *generation.token_ids)
     if generation.cache is not None:
         token_ids = token_ids[: generation.cache.next_position]  # the last token's keys were never computed
-    message = Message(node, turns, generation.text.strip(), token_ids, generation.cache, engine)
+        if base.exact:
+            engine.prefixes.add(token_ids, generation.cache)
+    message = Message(node, turns, generation.text.strip(), token_ids, generation.cache, engine, base.head, base.losses)
     result = NodeResult(
         text=generation.text.strip(),
         finish=generation.finish,
@@ -117,26 +130,3 @@ def close_turn(node: str, engine: Engine, plan: Turnplan, generation: Generation
         messages=tuple(d.result for d in plan.deliveries),
     )
     return result, message
-
-
-def join_contexts(deliveries: Sequence[Delivery]) -> Context:
-    """Several messages as one context: the only conversation is continued, several are quoted in the prompt."""
-    contexts = [d.context for d in deliveries]
-    talks = [d for d in deliveries if d.context.turns]
-    if len(talks) == 1:
-        base = talks[0].context
-        return Context(base.turns, _notes(contexts), base.cache, base.token_ids)
-    if any(d.context.cache is not None for d in talks):
-        raise ChannelError("Several caches can't be joined.", fix="Use the channel 'text' on these edges.")
-    quoted = [_quote(d) for d in talks]
-    return Context(note="\n\n".join(filter(None, [*quoted, _notes(contexts)])))
-
-
-def _notes(contexts: Sequence[Context]) -> str:
-    return "\n\n".join(c.note for c in contexts if c.note)
-
-
-def _quote(delivery: Delivery) -> str:
-    lines = [f"Conversation of {delivery.result.sender}:"]
-    lines += [f"{t.role}: {t.content}" for t in delivery.context.turns if t.role != "system"]
-    return "\n".join(lines)

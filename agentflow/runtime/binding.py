@@ -75,9 +75,7 @@ def bind(workflow: Workflow) -> Binding:
             problems.append(workflow.problem(("task",), _lower(error.what), error.fix or ""))
     if problems:
         raise_problems(problems)
-    binding = Binding(workflow, models, tuple(channels))
-    _check_fan_in(binding)
-    return binding
+    return Binding(workflow, models, tuple(channels))
 
 
 def _channel(workflow: Workflow, number: int, edge: Edge, problems: list[Problem]) -> Channel | None:
@@ -101,23 +99,6 @@ def _channel(workflow: Workflow, number: int, edge: Edge, problems: list[Problem
     except ChannelError as error:
         problems.append(workflow.problem(("edges", number, "channel"), error.what))
         return None
-
-
-def _check_fan_in(binding: Binding) -> None:
-    """One cache can be continued; several can't be joined (yet), so they are refused before anything runs."""
-    workflow = binding.workflow
-    problems = []
-    for node in workflow.nodes:
-        caches = [edge for edge, channel in binding.incoming(node) if channel.needs_cache]
-        mapped = [edge.sender for edge in caches if workflow.nodes[edge.sender].map is not None]
-        if len(caches) > 1 or mapped:
-            number = workflow.edges.index(caches[-1])
-            what = f"'{node}' would receive several caches, which can't be joined"
-            problems.append(
-                workflow.problem(("edges", number, "channel"), what, "Use the channel 'text' on these edges.")
-            )
-    if problems:
-        raise_problems(problems)
 
 
 def _lower(text: str) -> str:

@@ -31,19 +31,22 @@ from agentflow.workflow.templates import evaluate, render, render_value
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class RunOptions:
     """How to run.
 
     Attributes:
         seed: every unit's own seed is derived from it, its item, node and child.
         max_batch: units of one model that are answered as one batch.
+        reuse: look for token prefixes that were computed before, also by other nodes. Off in comparisons, where
+            every receiver must pay for what it is sent.
         keep_payloads: write every payload into the run's folder.
         signing_key: signs them.
     """
 
     seed: int = 0
     max_batch: int = 8
+    reuse: bool = True
     keep_payloads: bool = False
     signing_key: bytes | None = None
 
@@ -254,6 +257,7 @@ class Orchestrator:
             settings=workflow.effective(unit.node),
             seed=self._seed(unit),
             keep_cache=any(channel.needs_cache for _, channel in self.binding.outgoing(unit.node)),
+            reuse=self.options.reuse,
             cancelled=self._cancelled.is_set,
             on_token=self._speaker(unit),
         )

@@ -1,0 +1,38 @@
+"""Fan-in: several caches behind one another, as if their texts had been read in a row.
+
+Keys are turned to their new positions, which is exact. What is lost is that the later texts were computed without
+seeing the earlier ones; `Engine.recompute` mends the positions where that matters most.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from agentflow.errors import PayloadError
+from agentflow.kv.cache import KVCache
+from agentflow.kv.rope import Rope, shift
+
+
+def concat(caches: Sequence[KVCache], ropes: Sequence[Rope | None], *, drop_sinks: int = 0) -> KVCache:
+    """Join caches in their order.
+
+    Args:
+        ropes: the model's rotary embedding, layer by layer.
+        drop_sinks: leave out this many leading entries of every cache but the first. The first tokens of a text
+            soak up attention that has nowhere to go; one such sink is enough, and each further one takes mass
+            from the content.
+
+    Raises:
+        PayloadError: no cache, or caches of different shapes.
+    """
+    if not caches:
+        raise PayloadError("There is no cache to join.")
+    joined = caches[0]
+    for cache in caches[1:]:
+        moved = shift(cache, joined.next_position, ropes)
+        if drop_sinks:
+            moved = moved.select(torch.arange(min(drop_sinks, len(moved)), len(moved)))
+        joined = joined.followed_by(moved)
+    return joined

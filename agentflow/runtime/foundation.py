@@ -1,0 +1,101 @@
+"""What an agent's own tokens stand on: nothing, one conversation's cache, several joined, or a stored prefix."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from agentflow.channels.base import Context
+from agentflow.errors import ChannelError
+from agentflow.kv.cache import KVCache
+from agentflow.kv.fanin import concat
+from agentflow.kv.payload import Turn
+from agentflow.models.blend import recompute
+from agentflow.models.chat import join
+from agentflow.models.engine import Engine
+
+
+@dataclass(frozen=True, eq=False)
+class Foundation:
+    """The cache to stand on and the tokens still to prefill.
+
+    Attributes:
+        token_ids: of everything, joined conversations first.
+        head: where the agent's conversation begins in them.
+        exact: whether the cache is what a prefill of `token_ids` would give, so that it may be stored by them.
+        losses: in words, where it is not.
+    """
+
+    token_ids: tuple[int, ...]
+    prefix: KVCache | None
+    suffix: tuple[int, ...]
+    head: int = 0
+    exact: bool = True
+    losses: tuple[str, ...] = ()
+
+
+def gather(contexts: Sequence[Context], senders: Sequence[str]) -> tuple[tuple[Turn, ...], str, list[Context]]:
+    """Several contexts as one conversation to continue, a note for the head of the prompt, and caches in order.
+
+    One conversation is continued. Of several, those that come with caches are joined behind one another and the
+    last of them is continued; those in words are quoted in the note.
+
+    Raises:
+        ChannelError: a cache without its conversation.
+    """
+    caches = [c for c in contexts if c.cache is not None]
+    talks = [(c, s) for c, s in zip(contexts, senders, strict=True) if c.turns and c.cache is None]
+    if any(not c.turns for c in caches):
+        raise ChannelError("A cache came without the conversation it was computed from.")
+    notes = [c.note for c in contexts if c.note]
+    if not caches and len(talks) == 1:
+        return talks[0][0].turns, "\n\n".join(notes), []
+    quotes = [_quote(c, sender) for c, sender in talks]
+    history = caches[-1].turns if caches else ()
+    return history, "\n\n".join([*quotes, *notes]), caches
+
+
+def lay(engine: Engine, token_ids: Sequence[int], caches: Sequence[Context], *, reuse: bool) -> Foundation:
+    """Stand the rendering of the agent's conversation on what it received, or on what the engine has computed."""
+    if not caches:
+        cache, found = engine.prefixes.find(token_ids) if reuse else (None, 0)
+        joined = join(token_ids, cache, token_ids[:found])
+        return Foundation(joined.token_ids, joined.prefix, joined.suffix)
+    last = caches[-1]
+    joined = join(token_ids, last.cache, last.token_ids, last.head)
+    if len(caches) == 1:
+        own = (*last.token_ids[: last.head], *token_ids)
+        exact = not last.losses and last.cache is not None and last.cache.contiguous
+        return Foundation(own, joined.prefix, joined.suffix, last.head, exact, last.losses)
+    pieces = [(c.cache, c.token_ids) for c in caches[:-1] if c.cache is not None]
+    if joined.prefix is not None:
+        pieces.append((joined.prefix, last.token_ids))
+    return _fan_in(engine, token_ids, joined.suffix, pieces, caches)
+
+
+def _fan_in(
+    engine: Engine,
+    token_ids: Sequence[int],
+    suffix: tuple[int, ...],
+    pieces: Sequence[tuple[KVCache, tuple[int, ...]]],
+    caches: Sequence[Context],
+) -> Foundation:
+    last = caches[-1]
+    how = last.joining
+    prefix = concat([cache for cache, _ in pieces], engine.loaded.ropes, drop_sinks=how.drop_sinks)
+    before = tuple(t for cache, ids in pieces for t in ids[: cache.next_position])
+    first = pieces[0][0].next_position
+    losses = [f"{len(pieces)} caches joined, keys re-rotated"]
+    if how.recompute and len(pieces) > 1:
+        prefix = recompute(engine, prefix, before, start=first, share=how.recompute)
+        losses.append(f"{how.recompute:.0%} of the later positions recomputed")
+    # Where the agent's own conversation begins: behind everything but the last piece.
+    head = len(before) + len(suffix) - len(token_ids)
+    kept = tuple(loss for c in caches for loss in c.losses)
+    return Foundation((*before, *suffix), prefix, suffix, head, exact=False, losses=(*kept, *losses))
+
+
+def _quote(context: Context, sender: str) -> str:
+    lines = [f"Conversation of {sender}:"]
+    lines += [f"{t.role}: {t.content}" for t in context.turns if t.role != "system"]
+    return "\n".join(lines)

@@ -1,0 +1,55 @@
+"""Joined caches: exact at full recomputation, better the more is recomputed, for every family."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from agentflow.kv.fanin import concat
+from agentflow.models.blend import recompute
+from tests.tiny import FAMILIES, tiny_engine, words
+
+families = pytest.mark.parametrize("family", sorted(FAMILIES))
+
+
+def error(cache, reference):
+    pairs = zip((*cache.keys, *cache.values), (*reference.keys, *reference.values), strict=True)
+    return sum(float((a - b).square().mean()) for a, b in pairs)
+
+
+@families
+def test_recomputing_more_comes_closer_and_everything_is_a_fresh_prefill(family):
+    engine, a, b = tiny_engine(family), words(20, 1), words(15, 2)
+    whole = engine.prefill(a + b)
+    joined = concat([engine.prefill(a), engine.prefill(b)], engine.loaded.ropes)
+    errors = [error(recompute(engine, joined, a + b, start=20, share=s), whole) for s in (0.0, 0.4, 1.0)]
+    assert errors[0] > errors[1] > errors[2]
+    assert errors[2] < 1e-9
+
+
+@families
+def test_a_joined_cache_differs_from_a_fresh_prefill_only_by_what_was_not_seen(family):
+    """The first layer's keys and values depend on the token and its position alone: there the join is exact."""
+    engine, a, b = tiny_engine(family), words(9, 1), words(12, 2)
+    whole = engine.prefill(a + b)
+    joined = concat([engine.prefill(a), engine.prefill(b)], engine.loaded.ropes)
+    assert torch.allclose(joined.keys[0], whole.keys[0], atol=1e-4)
+    assert torch.allclose(joined.values[0], whole.values[0], atol=1e-4)
+    assert torch.equal(joined.positions, whole.positions)
+
+
+def test_recomputing_leaves_the_joined_cache_as_it_was():
+    engine, a, b = tiny_engine(), words(10, 1), words(10, 2)
+    joined = concat([engine.prefill(a), engine.prefill(b)], engine.loaded.ropes)
+    before = [k.clone() for k in joined.keys]
+    recompute(engine, joined, a + b, start=10, share=0.5)
+    assert all(torch.equal(x, y) for x, y in zip(before, joined.keys, strict=True))
+
+
+def test_dropped_sinks_leave_holes_that_new_tokens_stand_behind():
+    engine = tiny_engine()
+    joined = concat([engine.prefill(words(6, 1)), engine.prefill(words(8, 2))], engine.loaded.ropes, drop_sinks=3)
+    assert joined.positions.tolist() == [*range(6), *range(9, 14)]
+    assert joined.next_position == 14
+    mended = recompute(engine, joined, words(6, 1) + words(8, 2), start=6, share=0.5)
+    assert mended.positions.tolist() == joined.positions.tolist()
