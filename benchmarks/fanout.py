@@ -47,8 +47,16 @@ def main() -> None:
         "kv_memory_over_prefix": peak.bytes / (message.cache.nbytes + own),
         "avp_over_ours": ratio(seconds["avp"], seconds["one batch"]) if "avp" in seconds else None,
     }
-    report("Fan-out on a shared prefix", seconds, figures, prefix_MB=round(message.cache.nbytes / 1e6, 1),
-           peak_kv_MB=round(peak.bytes / 1e6, 1), workers=WORKERS, tokens=SPOKEN, model=chosen.model)
+    report(
+        "Fan-out on a shared prefix",
+        seconds,
+        figures,
+        prefix_MB=round(message.cache.nbytes / 1e6, 1),
+        peak_kv_MB=round(peak.bytes / 1e6, 1),
+        workers=WORKERS,
+        tokens=SPOKEN,
+        model=chosen.model,
+    )
 
 
 def together(ours: Engine, message: Message, prompts: list[str]) -> list[str]:

@@ -21,8 +21,17 @@ def main() -> None:
     prefilled, length, seconds = grow(ours, LENGTH, TURNS)
     figures = {"prefilled_over_length": prefilled / length}
     stats = ours.prefixes.stats
-    report("A growing trajectory", {"a turn": seconds}, figures, prefilled=prefilled, length=length, turns=TURNS,
-           found=stats.tokens_found, asked=stats.tokens_asked, model=chosen.model)
+    report(
+        "A growing trajectory",
+        {"a turn": seconds},
+        figures,
+        prefilled=prefilled,
+        length=length,
+        turns=TURNS,
+        found=stats.tokens_found,
+        asked=stats.tokens_asked,
+        model=chosen.model,
+    )
 
 
 def grow(ours: Engine, length: int, turns: int) -> tuple[int, int, list[float]]:

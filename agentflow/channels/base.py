@@ -108,7 +108,7 @@ class Context:
     token_ids: tuple[int, ...] = ()
     head: int = 0
     losses: tuple[str, ...] = ()
-    joining: Joining = field(default_factory=lambda: Joining())
+    joining: Joining = field(default_factory=Joining)
     stats: dict[str, float] = field(default_factory=dict)
 
 
@@ -121,6 +121,8 @@ class Channel(ABC):
     """Whether the sender must keep its cache."""
     task_free: ClassVar[bool] = True
     """Whether the payload is the same for every receiver, so that it is made once."""
+    compresses: ClassVar[bool] = False
+    """Whether it sends less than the text holds; then text of equal bytes is a control."""
     trains: ClassVar[bool] = False
     """Whether it needs a trained bundle; those that don't appear in comparisons by default."""
 

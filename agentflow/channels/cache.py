@@ -6,6 +6,8 @@ given, so its answer is the same; what is saved is the prefill.
 
 from __future__ import annotations
 
+from typing import Literal
+
 from pydantic import Field
 
 from agentflow.channels.base import (
@@ -25,8 +27,11 @@ from agentflow.models.spec import ModelSpec
 
 
 class CacheSettings(ChannelSettings):
-    """Settings of `cache`; they matter where a node receives several caches."""
+    """Settings of `cache`."""
 
+    bits: Literal[4, 8] | None = Field(
+        default=None, description="quantise keys per channel and values per token to so many bits; lossy"
+    )
     drop_sinks: int = Field(
         default=4, ge=0, description="fan-in: leading positions left out of every cache but the first"
     )
@@ -60,7 +65,8 @@ class CacheChannel(Channel):
         header = Header(
             self.name, message.sender, message.engine.fingerprint, cache.next_position, len(cache), message.losses
         )
-        return Payload(header, CacheBody(cache, message.token_ids, message.turns, message.head))
+        payload = Payload(header, CacheBody(cache, message.token_ids, message.turns, message.head))
+        return payload.quantized(self.settings.bits) if self.settings.bits else payload
 
     def receive(self, payload: Payload, receiver: Engine) -> Context:
         """Refuse a foreign cache by name of what differs; otherwise stand on it."""
@@ -68,8 +74,8 @@ class CacheChannel(Channel):
 
 
 def context_of_cache(payload: Payload, receiver: Engine, joining: Joining) -> Context:
-    """The context of any payload whose body is a cache of the receiver's own model."""
-    body = payload.body
+    """The context of any payload whose body is a cache of the receiver's own model, in whatever bits."""
+    body = payload.dequantized(receiver.loaded.dtype).body
     if not isinstance(body, CacheBody):
         kind = "text" if isinstance(body, TextBody) else "codes"
         raise PayloadError(

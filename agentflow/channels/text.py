@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 from pydantic import Field
@@ -18,6 +19,9 @@ class TextSettings(ChannelSettings):
     scope: Literal["trajectory", "answer"] = Field(
         default="trajectory", description="the whole conversation of the sender, or its last answer only"
     )
+    max_bytes: int | None = Field(
+        default=None, ge=0, description="cut the text to so many bytes; instructions (system turns) are not counted"
+    )
 
 
 class TextChannel(Channel):
@@ -32,7 +36,11 @@ class TextChannel(Channel):
         del task
         whole = self.settings.scope == "trajectory"
         turns = message.turns if whole else (Turn("assistant", message.text),)
-        return Payload(Header(self.name, message.sender), TextBody(turns))
+        losses: tuple[str, ...] = ()
+        if self.settings.max_bytes is not None:
+            turns = cut(turns, self.settings.max_bytes)
+            losses = (f"text cut to {self.settings.max_bytes} bytes",)
+        return Payload(Header(self.name, message.sender, losses=losses), TextBody(turns))
 
     def receive(self, payload: Payload, receiver: Engine) -> Context:
         """Continue the conversation, or read the answer at the head of the prompt."""
@@ -44,3 +52,17 @@ class TextChannel(Channel):
             return Context(turns=body.turns)
         said = "\n\n".join(t.content for t in body.turns)
         return Context(note=f"Message from {payload.header.sender}:\n{said}")
+
+
+def cut(turns: Sequence[Turn], max_bytes: int) -> tuple[Turn, ...]:
+    """The beginning of a conversation in so many UTF-8 bytes; system turns stay and are not counted."""
+    left, kept = max_bytes, []
+    for turn in turns:
+        if turn.role == "system":
+            kept.append(turn)
+            continue
+        part = turn.content.encode()[:left].decode(errors="ignore")
+        left -= len(part.encode())
+        if part:
+            kept.append(Turn(turn.role, part))
+    return tuple(kept)

@@ -44,7 +44,7 @@ class Row:
         bytes: of all payloads, as they would travel.
         encode_seconds, inject_seconds: of the hand-over, summed over the receivers.
         first_token_seconds: mean over the receivers, hand-over included.
-        seconds: all nodes, from hand-over to last token.
+        seconds: the receivers', hand-over included, to the last token, summed; what senders take is the same for all.
         peak_bytes: most memory the process held while the item ran (0 where it can't be told).
         error: why the item failed; "" when it did not.
     """

@@ -16,17 +16,21 @@ from agentflow.errors import UserError
 from agentflow.kv.wire import write_payload
 from agentflow.models.engine import Engine
 from agentflow.models.pool import EnginePool
+from agentflow.models.requests import Generation
 from agentflow.models.spec import ModelSpec
 from agentflow.runtime.agent import Delivery, Turnplan, close_turn, deliver, plan_turn
 from agentflow.runtime.binding import Binding
 from agentflow.runtime.events import Bus, Listener
 from agentflow.runtime.executors.local import LocalExecutor
+from agentflow.runtime.memo import Memo
 from agentflow.runtime.results import ItemResult, NodeResult
 from agentflow.runtime.runs import RunStore
 from agentflow.runtime.scheduler import Scheduler, Unit
 from agentflow.runtime.state import ItemState
 from agentflow.workflow.graph import build_graph, topological_order
 from agentflow.workflow.templates import evaluate, render, render_value
+
+Probe = Callable[[Unit, Engine, Turnplan], None]
 
 log = logging.getLogger(__name__)
 
@@ -57,6 +61,8 @@ class Orchestrator:
     Args:
         store: where to keep results and events; None keeps them in memory only.
         listeners: told about every event.
+        memo: turns of nodes that receive nothing, shared with other runs that ask for exactly the same.
+        probe: shown every turn that was generated, with the engine still at hand.
     """
 
     def __init__(
@@ -67,9 +73,12 @@ class Orchestrator:
         options: RunOptions | None = None,
         store: RunStore | None = None,
         listeners: Sequence[Listener] = (),
+        memo: Memo | None = None,
+        probe: Probe | None = None,
     ) -> None:
         self.binding, self.engines, self.store = binding, engines, store
         self.options = options or RunOptions()
+        self._memo, self._probe = memo, probe
         self._bus = Bus(*([store] if store else []), *listeners)
         self._cancelled = threading.Event()
         workflow = binding.workflow
@@ -218,7 +227,7 @@ class Orchestrator:
                 log.exception("unit %s failed", unit)
                 outcomes.append(_Outcome(unit, error=f"{type(error).__name__}: {error}"))
         try:
-            answers = engine.generate([plan.request for _, _, plan in plans])
+            answers = self._answers(engine, [plan for _, _, plan in plans])
         except Exception as error:
             log.exception("a batch of %d units failed", len(plans))
             return [
@@ -226,14 +235,29 @@ class Orchestrator:
                 *(_Outcome(unit, error=f"{type(error).__name__}: {error}") for unit, _, _ in plans),
             ]
         for (unit, state, plan), answer in zip(plans, answers, strict=True):
-            result, message = close_turn(unit.node, engine, plan, answer)
             if answer.finish == "cancelled":
                 outcomes.append(_Outcome(unit, error="cancelled"))
                 continue
+            result, message = close_turn(unit.node, engine, plan, answer)
+            if self._probe is not None:
+                self._probe(unit, engine, plan)
             if self.binding.outgoing(unit.node):
                 state.messages.setdefault(unit.node, {})[unit.child or 0] = message
             outcomes.append(_Outcome(unit, result))
         return outcomes
+
+    def _answers(self, engine: Engine, plans: Sequence[Turnplan]) -> list[Generation]:
+        """Generate; turns that stand on nothing are looked up in the memo first."""
+        found = [self._memo.find(engine, plan) if self._memo is not None else None for plan in plans]
+        missing = [plan for plan, answer in zip(plans, found, strict=True) if answer is None]
+        fresh = iter(engine.generate([plan.request for plan in missing]))
+        answers = []
+        for plan, answer in zip(plans, found, strict=True):
+            made = answer if answer is not None else next(fresh)
+            if answer is None and self._memo is not None:
+                self._memo.add(engine, plan, made)
+            answers.append(made)
+        return answers
 
     def _plan(self, engine: Engine, unit: Unit, state: ItemState) -> Turnplan:
         workflow = self.binding.workflow

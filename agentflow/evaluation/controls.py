@@ -1,0 +1,180 @@
+"""Controls: ways of answering that a channel must beat before anybody may say that content crossed.
+
+Each control turns a workflow (and an item's inputs) into one where something is missing, foreign or blanked. A
+control that can't be made for a workflow or a channel says why, and the comparison goes on without it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from agentflow.channels.base import Channel, Context, Message, Task
+from agentflow.errors import UserError
+from agentflow.evaluation.rows import Arm, Row
+from agentflow.kv.bodies import CacheBody
+from agentflow.kv.payload import Payload
+from agentflow.models.engine import Engine
+from agentflow.runtime.binding import Binding, bind
+from agentflow.workflow.graph import ancestors, build_graph
+from agentflow.workflow.parts import ChannelSpec
+from agentflow.workflow.schema import Workflow
+
+NO_MESSAGE, SENDER_ALONE, MISMATCHED, ZERO, EQUAL_BYTES = (
+    "no message",
+    "sender alone",
+    "mismatched",
+    "zero",
+    "equal bytes",
+)
+CONTROLS = {
+    NO_MESSAGE: "the receiver answers without any message",
+    SENDER_ALONE: "the sender answers itself, having read its own text",
+    MISMATCHED: "the receiver gets the message of another item",
+    ZERO: "the payload arrives with every key and value zero",
+    EQUAL_BYTES: "text, cut to the bytes that the channel's payload had",
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Variation:
+    """What to run for one arm on one item."""
+
+    binding: Binding
+    inputs: dict[str, Any]
+
+
+def arms_of(channels: Sequence[ChannelSpec], controls: Sequence[str], bindings: Mapping[str, Binding]) -> list[Arm]:
+    """Channels first, then the controls that make sense beside them."""
+    named = [(label(spec.name, spec.settings), spec) for spec in channels]
+    arms = [Arm(name, "channel", spec.name, dict(spec.settings)) for name, spec in named]
+    for control in controls:
+        if control in (NO_MESSAGE, SENDER_ALONE):
+            arms.append(Arm(control, "control", control=control))
+            continue
+        arms += [
+            Arm(f"{control}({name})", "control", spec.name, dict(spec.settings), control=control)
+            for name, spec in named
+            if _applies(control, bindings[name])
+        ]
+    return arms
+
+
+def label(name: str, settings: Mapping[str, Any]) -> str:
+    """A channel with its settings, as people write it: `cache`, `cache[bits=4]`."""
+    inner = ",".join(f"{k}={v}" for k, v in settings.items())
+    return f"{name}[{inner}]" if inner else name
+
+
+def _applies(control: str, binding: Binding) -> bool:
+    channels = binding.channels
+    if control == ZERO:
+        return any(c.needs_cache for c in channels)
+    if control == EQUAL_BYTES:
+        return any(c.compresses for c in channels)
+    return True
+
+
+def vary(
+    arm: Arm,
+    workflow: Workflow,
+    inputs: dict[str, Any],
+    foreign: dict[str, Any],
+    private: Sequence[str],
+    row: Row | None,
+) -> Variation:
+    """What an arm runs on an item.
+
+    Args:
+        foreign: the inputs of another item.
+        private: names of the inputs that only the sender sees.
+        row: the same item over the channel that the control is about, where it ran already.
+    """
+    over = workflow.with_channel({"name": arm.channel, **arm.settings}) if arm.channel else workflow
+    if arm.control == NO_MESSAGE:
+        return Variation(bind(without_message(workflow)), inputs)
+    if arm.control == SENDER_ALONE:
+        return Variation(bind(sender_alone(workflow)), inputs)
+    if arm.control == MISMATCHED:
+        swapped = {name: foreign[name] for name in private if name in inputs}
+        return Variation(bind(over), {**inputs, **swapped})
+    if arm.control == EQUAL_BYTES:
+        most = row.bytes if row is not None else 0
+        return Variation(bind(workflow.with_channel({"name": "text", "max_bytes": most})), inputs)
+    binding = bind(over)
+    if arm.control == ZERO:
+        binding = replace(binding, channels=tuple(Zeroed(c) for c in binding.channels))
+    return Variation(binding, inputs)
+
+
+def answer_node(workflow: Workflow) -> str:
+    """The node whose answers are scored."""
+    if workflow.task is None or workflow.task.answer is None:
+        raise UserError(
+            f"The workflow '{workflow.name}' does not say which node's answer counts.",
+            fix="Add `task: {name: ..., answer: NODE}` to it.",
+        )
+    return workflow.task.answer
+
+
+def without_message(workflow: Workflow) -> Workflow:
+    """The receiver on its own: no edges, and only the node that answers.
+
+    Raises:
+        UserError: its prompt quotes other nodes, so it can't stand alone.
+    """
+    node = answer_node(workflow)
+    _refuse_quotes(workflow, node, NO_MESSAGE)
+    return workflow.model_copy(update={"nodes": {node: workflow.nodes[node]}, "edges": (), "outputs": {}})
+
+
+def sender_alone(workflow: Workflow) -> Workflow:
+    """The sender goes on and answers itself: the same prompt, on its own conversation.
+
+    Raises:
+        UserError: the node that answers has no sender, or several.
+    """
+    node = answer_node(workflow)
+    senders = {e.sender for e in workflow.edges if e.receiver == node}
+    if len(senders) != 1:
+        raise UserError(f"'{node}' has {len(senders)} senders, so none of them is the sender alone.")
+    own = workflow.nodes[node].model_copy(update={"agent": workflow.nodes[senders.pop()].agent})
+    return workflow.with_channel("text").model_copy(update={"nodes": {**workflow.nodes, node: own}})
+
+
+def _refuse_quotes(workflow: Workflow, node: str, control: str) -> None:
+    above = ancestors(build_graph(workflow), node)
+    quoted = [name for name in above if f"nodes.{name}" in workflow.nodes[node].prompt]
+    if quoted:
+        raise UserError(f"'{node}' quotes '{quoted[0]}' in its prompt, so there is no control '{control}'.")
+
+
+class Zeroed(Channel):
+    """A channel whose cache arrives with every key and value zero; positions and words stay."""
+
+    def __init__(self, inner: Channel) -> None:
+        super().__init__(inner.settings)
+        self.inner = inner
+        self.name = inner.name  # type: ignore[misc]  # speaks for the channel it stands in for
+        self.needs_cache, self.task_free = inner.needs_cache, inner.task_free  # type: ignore[misc]
+
+    def send(self, message: Message, task: Task) -> Payload:
+        """Send what the channel would, blanked."""
+        payload = self.inner.send(message, task).dequantized()
+        body = payload.body
+        if not isinstance(body, CacheBody):
+            return payload
+        cache = replace(
+            body.cache,
+            keys=tuple(torch.zeros_like(k) for k in body.cache.keys),
+            values=tuple(torch.zeros_like(v) for v in body.cache.values),
+            _arena=None,
+        )
+        return replace(payload, body=replace(body, cache=cache))
+
+    def receive(self, payload: Payload, receiver: Engine) -> Context:
+        """Receive it as the channel does."""
+        return self.inner.receive(payload, receiver)

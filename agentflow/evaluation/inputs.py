@@ -1,0 +1,36 @@
+"""A task's items as a workflow's inputs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from agentflow.errors import UserError
+from agentflow.tasks.base import Item, Task
+from agentflow.tasks.registry import make_task
+from agentflow.workflow.schema import Workflow
+
+
+def task_of(workflow: Workflow, name: str | None = None, settings: dict[str, Any] | None = None) -> Task:
+    """The task that scores a workflow: the one it names, or `name`; `settings` win over the workflow's."""
+    spec = workflow.task
+    if spec is not None and name in (None, spec.name):
+        return make_task(spec.name, {**spec.settings, **(settings or {})})
+    if name is None:
+        raise UserError(f"The workflow '{workflow.name}' names no task.", fix="Add `task: NAME` to it, or pass --task.")
+    return make_task(name, settings or {})
+
+
+def inputs_of(workflow: Workflow, item: Item) -> dict[str, Any]:
+    """The item's values for the inputs that the workflow declares.
+
+    Raises:
+        UserError: the workflow needs an input that the task does not give.
+    """
+    missing = [n for n, spec in workflow.inputs.items() if spec.required and n not in item.inputs]
+    if missing:
+        raise UserError(
+            f"The workflow '{workflow.name}' needs the input '{missing[0]}', which its task does not give.",
+            fix=f"The task gives: {', '.join(item.inputs)}.",
+        )
+    filled = {n: spec.default for n, spec in workflow.inputs.items() if not spec.required}
+    return {**filled, **{n: v for n, v in item.inputs.items() if n in workflow.inputs}}

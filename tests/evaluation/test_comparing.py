@@ -1,0 +1,183 @@
+"""Comparisons on tiny models: paired rows, controls that mean what they say, stopping and going on."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+
+from agentflow.errors import RunError, UserError
+from agentflow.evaluation.comparing import CompareOptions, compare
+from agentflow.evaluation.controls import CONTROLS, sender_alone, without_message
+from agentflow.evaluation.probe import AnswerProbe, divergence
+from agentflow.models.pool import EnginePool
+from agentflow.workflow.loader import parse_workflow
+from tests.evaluation.conftest import WORKFLOW
+from tests.tiny import tiny_engine
+
+ALL = CompareOptions(controls=tuple(CONTROLS))
+
+
+def run(workflow, task, engines, n=3, channels=("text", "cache"), options=ALL, **more):
+    items = task.items(data=None, limit=n, seed=0)
+    return compare(workflow, task, items, channels, engines, options=options, **more)
+
+
+def test_every_item_has_a_row_for_every_arm(workflow, task, engines):
+    found = run(workflow, task, engines)
+    names = [arm.name for arm in found.arms]
+    assert names == [
+        "text", "cache", "no message", "sender alone", "mismatched(text)", "mismatched(cache)", "zero(cache)",
+    ]  # fmt: skip
+    for name in names:
+        assert [row.item for row in found.of(name)] == list(found.items)
+        assert all(not row.error for row in found.of(name))
+
+
+def test_text_and_cache_are_equal_and_the_cache_prefills_less(workflow, task, engines):
+    found = run(workflow, task, engines)
+    for text, cache in zip(found.of("text"), found.of("cache"), strict=True):
+        assert cache.answers == text.answers
+        assert cache.nll == pytest.approx(text.nll, abs=1e-4)
+        assert cache.kl == pytest.approx(0.0, abs=1e-5)
+        assert text.kl is None  # it is what the others diverge from
+        assert cache.prefilled + cache.reused == text.prefilled
+        assert cache.bytes > text.bytes
+
+
+def test_controls_change_what_they_say(workflow, task, engines):
+    found = run(workflow, task, engines)
+    first = {arm.name: found.of(arm.name)[0] for arm in found.arms}
+    assert first["no message"].bytes == 0
+    assert first["no message"].kl > 0.001
+    assert first["zero(cache)"].kl > 0.001
+    assert first["mismatched(cache)"].nll == pytest.approx(first["mismatched(text)"].nll, abs=1e-4)
+    assert first["mismatched(cache)"].kl > 0.001
+    assert first["zero(cache)"].bytes == first["cache"].bytes
+
+
+def test_a_mismatched_item_gets_the_message_of_the_next_one(workflow, task, engines):
+    items = task.items(data=None, limit=2, seed=0)
+    found = compare(workflow, task, items, ["text"], engines, options=ALL)
+    others = [{**a.inputs, "facts": b.inputs["facts"]} for a, b in zip(items, items[::-1], strict=True)]
+    swapped = [replace(item, inputs=inputs) for item, inputs in zip(items, others, strict=True)]
+    direct = compare(workflow, task, swapped, ["text"], engines, options=CompareOptions())
+    assert [r.answers for r in found.of("mismatched(text)")] == [r.answers for r in direct.of("text")]
+    assert found.of("mismatched(text)")[0].nll == pytest.approx(direct.of("text")[0].nll, abs=1e-5)
+
+
+def test_a_sender_turn_is_computed_once_for_all_arms(workflow, task, engines, monkeypatch):
+    from agentflow.models.engine import Engine
+
+    sizes = []
+    original = Engine.generate
+
+    def counted(self, requests):
+        sizes.extend(r.max_new_tokens for r in requests)
+        return original(self, requests)
+
+    monkeypatch.setattr(Engine, "generate", counted)
+    run(
+        workflow, task, engines, n=1, channels=("text", "cache", {"name": "cache", "bits": 4}), options=CompareOptions()
+    )
+    assert sizes.count(0) == 1 + 1  # without a cache for text, and once with one for both others
+
+
+def test_a_stopped_comparison_goes_on_where_it_was(workflow, task, engines, tmp_path):
+    options = CompareOptions(controls=("no message",), out=tmp_path / "out")
+
+    class Stop(Exception):
+        pass
+
+    def stop(comparison):
+        if len(comparison.of("text")) == 2:
+            raise Stop
+
+    with pytest.raises(Stop):
+        run(workflow, task, engines, options=options, shown=stop)
+    file = tmp_path / "out" / "rows.jsonl"
+    lines = file.read_text().splitlines()
+    assert len(lines) == 2 * 3
+    file.write_text("\n".join(lines[:-1]) + "\n" + lines[-1][:40])  # killed while a row was written
+    asked = []
+    pool = EnginePool(factory=lambda spec: asked.append(spec) or tiny_engine())
+    whole = run(workflow, task, pool, options=options)
+    assert [json.loads(line)["item"] for line in file.read_text().splitlines()[:5]] == [
+        json.loads(line)["item"] for line in lines[:5]
+    ]
+    undisturbed = run(workflow, task, engines, options=CompareOptions(controls=("no message",)))
+    assert [(r.item, r.arm, r.answers) for r in whole.rows] == [(r.item, r.arm, r.answers) for r in undisturbed.rows]
+    again = run(workflow, task, engines, options=options, shown=lambda c: pytest.fail("nothing was missing"))
+    assert [r.to_json() for r in again.rows] == [r.to_json() for r in whole.rows]
+
+
+def test_arms_may_be_added_to_a_comparison_but_items_may_not_differ(workflow, task, engines, tmp_path):
+    options = CompareOptions(out=tmp_path / "out")
+    run(workflow, task, engines, options=options, channels=("text",))
+    more = run(workflow, task, engines, options=options)
+    assert {r.arm for r in more.rows} == {"text", "cache"}
+    with pytest.raises(RunError, match="another comparison: its items"):
+        run(workflow, task, engines, n=2, options=options)
+    with pytest.raises(RunError, match="its seed differ"):
+        run(workflow, task, engines, options=CompareOptions(out=tmp_path / "out", seed=1))
+
+
+def test_two_processes_cannot_compare_into_one_folder(workflow, task, engines, tmp_path):
+    options = CompareOptions(out=tmp_path / "out")
+
+    def second(_comparison):
+        with pytest.raises(RunError, match="Another process"):
+            run(workflow, task, engines, options=options)
+
+    run(workflow, task, engines, n=1, options=options, shown=second)
+
+
+def test_an_item_that_fails_is_a_row_with_its_error(workflow, task, engines):
+    items = task.items(data=None, limit=2, seed=0)
+    items[0].inputs["facts"] = ["word " * 700]
+    found = compare(workflow, task, items, ["text", "cache"], engines, options=CompareOptions())
+    bad, good = found.of("cache")
+    assert "more than the 512 positions" in bad.error
+    assert bad.scores == {}
+    assert not good.error
+
+
+def test_a_control_that_a_workflow_does_not_allow_says_why(task, engines):
+    quoting = parse_workflow(WORKFLOW.replace('prompt: "{{ q }}"', 'prompt: "{{ nodes.read.text }} {{ q }}"'))
+    found = run(quoting, task, engines, n=1)
+    assert "quotes 'read' in its prompt" in found.of("no message")[0].error
+
+
+def test_without_items_or_an_answer_node_nothing_is_compared(workflow, task, engines):
+    with pytest.raises(UserError, match="no items"):
+        compare(workflow, task, [], ["text"], engines)
+    bare = parse_workflow(
+        WORKFLOW.replace("task: {name: private_facts, answer: answer, level: easy, questions: 2}", "")
+    )
+    with pytest.raises(UserError, match="which node's answer counts"):
+        run(bare, task, engines)
+
+
+def test_the_workflows_of_controls(workflow):
+    alone = without_message(workflow)
+    assert list(alone.nodes) == ["answer"]
+    assert alone.edges == ()
+    own = sender_alone(workflow)
+    assert own.nodes["answer"].agent == "reader"
+    assert {e.channel.name for e in own.edges} == {"text"}
+
+
+def test_divergence_is_zero_for_itself_and_matches_torch():
+    torch.manual_seed(0)
+    p, q = torch.randn(3, 7).log_softmax(-1), torch.randn(3, 7).log_softmax(-1)
+    assert divergence(p, p) == 0.0
+    wanted = torch.nn.functional.kl_div(q, p, log_target=True, reduction="none").sum(-1).mean()
+    assert divergence(p, q) == pytest.approx(float(wanted), abs=1e-6)
+
+
+def test_a_probe_of_another_node_scores_nothing():
+    probe = AnswerProbe("elsewhere", ["x"])
+    assert probe.nll is None
+    assert probe.kl is None
