@@ -10,28 +10,8 @@ from agentflow.models.requests import Request
 from agentflow.runtime.agent import deliver, plan_turn
 from agentflow.workflow.fields import Generation
 
-WORDS = [
-    "the",
-    "quick",
-    "brown",
-    "fox",
-    "jumps",
-    "over",
-    "a",
-    "lazy",
-    "dog",
-    "while",
-    "seven",
-    "red",
-    "boats",
-    "drift",
-    "along",
-    "the",
-    "quiet",
-    "river",
-    "at",
-    "dawn",
-]
+TEXT = "the quick brown fox jumps over a lazy dog while seven red boats drift along the quiet river at dawn"
+WORDS = TEXT.split()
 
 
 def trajectory(ours: Engine, length: int) -> Message:

@@ -88,14 +88,14 @@ def test_a_sender_turn_is_computed_once_for_all_arms(workflow, task, engines, mo
 def test_a_stopped_comparison_goes_on_where_it_was(workflow, task, engines, tmp_path):
     options = CompareOptions(controls=("no message",), out=tmp_path / "out")
 
-    class Stop(Exception):
+    class StopError(Exception):
         pass
 
     def stop(comparison):
         if len(comparison.of("text")) == 2:
-            raise Stop
+            raise StopError
 
-    with pytest.raises(Stop):
+    with pytest.raises(StopError):
         run(workflow, task, engines, options=options, shown=stop)
     file = tmp_path / "out" / "rows.jsonl"
     lines = file.read_text().splitlines()
