@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 N ?= 12
 
-.PHONY: demo test test-slow lint types clean
+.PHONY: demo test test-slow docs clean
 
 # DATA=file adds ten items of HotpotQA from a file of yours.
 demo: $(VENV)/.installed
@@ -20,6 +20,10 @@ test: $(VENV)/.installed-dev
 
 test-slow: $(VENV)/.installed-dev
 	$(BIN)/pytest -m "slow and not gpu"
+
+# The reference pages that are generated from the schema and the help texts.
+docs: $(VENV)/.installed
+	$(BIN)/python tools/make_reference.py
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)

@@ -10,7 +10,7 @@ import torch
 
 from agentflow.channels.base import Message
 from agentflow.models.embedded import fetch
-from agentflow.models.loading import quiet_transformers
+from agentflow.models.quiet import quiet_transformers
 from agentflow.models.spec import resolve_model
 
 

@@ -1,22 +1,60 @@
-"""What several verbs share: loading workflows and items, engines with a progress line, run options."""
+"""What several verbs share: loading workflows and engines, the signing key, and the end of an interrupted run."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
+import click
 
+from agentflow.cli.console import count, err
+from agentflow.cli.live import waiting
 from agentflow.errors import UserError
 
 if TYPE_CHECKING:
     from agentflow.models.pool import EnginePool
+    from agentflow.runtime.events import Event
     from agentflow.tasks.base import Item, Task
     from agentflow.workflow.schema import Workflow
 
 KEY_VARIABLE = "AGENTFLOW_SIGNING_KEY"
+
+
+class Stopped(click.exceptions.Abort):
+    """Ctrl-C in a run; says what is left of it."""
+
+
+class Tally:
+    """A listener that counts items, to say how far an interrupted run came."""
+
+    def __init__(self) -> None:
+        self.items = self.finished = self.nodes = 0
+
+    def __call__(self, event: Event) -> None:
+        """Take in one event; runs that follow each other add up."""
+        if event.kind == "run_started":
+            self.items += event.data["items"]
+        elif event.kind == "node_finished":
+            self.nodes += 1
+        elif event.kind == "item_finished" and not event.data["failed"]:
+            self.finished += 1
+
+
+@contextmanager
+def stoppable(runs: Path) -> Iterator[Tally]:
+    """Turn Ctrl-C into `Stopped`, which says what is stored."""
+    tally = Tally()
+    try:
+        yield tally
+    except KeyboardInterrupt:
+        if not tally.items:
+            raise
+        done = f"{tally.finished} of {count(tally.items, 'item')} finished"
+        stored = f"{count(tally.nodes, 'result')} stored below {runs}" if tally.nodes else "nothing to keep yet"
+        raise Stopped(f"stopped: {done}, {stored}") from None
 
 
 def workflow_on(ref: str, channel: str | None) -> Workflow:
@@ -28,44 +66,61 @@ def workflow_on(ref: str, channel: str | None) -> Workflow:
     if channel is None:
         return workflow
     get_channel(channel)  # a clear error before the edges are replaced
+    require_edges(workflow, "--channel")
     return workflow.with_channel(channel)
 
 
-def items_of(task: Task, data: Path | None, limit: int | None, seed: int) -> list[Item]:
-    """The task's items, from the file the user names where it needs one."""
-    if task.needs_data and data is None:
-        raise UserError(f"The task '{task.name}' needs a data file.", fix="Name one with --data FILE.")
-    if data is not None and not task.needs_data and task.name != "debate":
-        raise UserError(f"The task '{task.name}' generates its items; it takes no data file.", fix="Leave out --data.")
-    return task.items(data=data, limit=limit, seed=seed)
+def items_for(workflow: Workflow, task: Task, data: Path | None, limit: int | None, seed: int) -> list[Item]:
+    """The task's items, once it is clear that they hold what the workflow needs."""
+    from agentflow.evaluation.inputs import inputs_of
+
+    items = task.items(data=data, limit=limit, seed=seed)
+    for item in items[:1]:
+        inputs_of(workflow, item)
+    return items
 
 
-def engine_pool(console: Console) -> EnginePool:
-    """Engines that say on the console what they are waiting for."""
+def require_edges(workflow: Workflow, option: str) -> None:
+    """Refuse to change the channel of messages that don't exist."""
+    if not workflow.edges:
+        raise UserError(
+            f"The workflow '{workflow.name}' sends no messages, so there is no channel to choose.",
+            where=option,
+            fix="Leave it out, or add `edges:` to the workflow.",
+        )
 
+
+def load_engines(specs: Sequence[Any]) -> EnginePool:
+    """Load every model before the clock starts, so that timings don't hold it."""
     from agentflow.models.pool import EnginePool
 
-    def progress(what: str, _share: float | None) -> None:
-        console.print(f"[dim]{what} …[/]")
+    with waiting(err) as progress:
+        pool = EnginePool(progress)
+        for spec in dict.fromkeys(specs):
+            pool.get(spec)
+    return pool
 
-    return EnginePool(progress)
 
-
-def load_engines(pool: EnginePool, specs: Sequence[Any]) -> None:
-    """Load every model before the clock starts, so that timings don't hold it."""
-    for spec in dict.fromkeys(specs):
-        pool.get(spec)
+def check_runs_folder(folder: Path) -> None:
+    """Refuse a folder that can't take a run, before any model is loaded for it. Nothing is made."""
+    there = folder
+    while not os.path.lexists(there) and there != there.parent:
+        there = there.parent
+    if not there.is_dir():
+        raise UserError(f"Runs can't be kept here: {there} is not a folder.", where=f"--runs {folder}")
+    if not os.access(there, os.W_OK | os.X_OK):
+        fix = "Name another folder with --runs."
+        raise UserError(f"Runs can't be kept here: {there} can't be written to.", where=f"--runs {folder}", fix=fix)
 
 
 def signing_key(path: Path | None) -> bytes | None:
     """The shared key: from a file, or from AGENTFLOW_SIGNING_KEY; None when neither is given."""
-    if path is not None:
-        try:
-            key = path.read_bytes().strip()
-        except OSError as error:
-            raise UserError(f"The key file can't be read: {error.strerror}.", where=str(path)) from None
-    else:
-        key = os.environ.get(KEY_VARIABLE, "").encode()
-    if path is not None and not key:
+    if path is None:
+        return os.environ.get(KEY_VARIABLE, "").encode() or None
+    try:
+        key = path.read_bytes().strip()
+    except OSError as error:
+        raise UserError(f"The key file can't be read: {error.strerror}.", where=str(path)) from None
+    if not key:
         raise UserError("The key file is empty.", where=str(path))
-    return key or None
+    return key

@@ -2,92 +2,158 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import ExitStack
+import json
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
-from agentflow.cli.common import engine_pool, items_of, load_engines
-from agentflow.cli.console import err, out, print_json
-from agentflow.cli.live import live
-from agentflow.cli.tables import figures_json, figures_table
+from agentflow.cli.common import Stopped, check_runs_folder, items_for, load_engines, require_edges
+from agentflow.cli.console import count, err, out, plain, print_json
+from agentflow.cli.options import FILE, Count, data_option, json_option, task_option
+from agentflow.cli.running import finished, running
+from agentflow.cli.specs import channel_specs, control_names, task_settings
 from agentflow.errors import UserError
+
+if TYPE_CHECKING:
+    from agentflow.evaluation.rows import Comparison
+    from agentflow.tasks.base import Task
+    from agentflow.workflow.schema import Workflow
 
 
 @click.command("compare")
 @click.argument("workflow")
-@click.option("--channels", default="text,cache", show_default=True, help="Channels, separated by commas.")
-@click.option("--task", "task_name", help="Score as this task (default: the one the workflow names).")
-@click.option("--data", type=click.Path(path_type=Path), help="The task's data file.")
-@click.option("--limit", "-n", type=click.IntRange(min=1), default=10, show_default=True, help="Take this many items.")
-@click.option("--seed", type=int, default=0, show_default=True)
 @click.option(
-    "--batch",
-    type=click.IntRange(min=1),
-    default=1,
+    "--channels",
+    default="auto",
     show_default=True,
-    help="Units answered as one batch; 1 keeps first-token times comparable.",
+    metavar="A,B,…",
+    help="Channels, the reference first; {name: cache, bits: 4} gives settings. auto: all that need no training.",
 )
+@click.option("--controls", default="all", show_default=True, metavar="all|none|A,B,…", help="What channels must beat.")
+@task_option
+@click.option("--set", "pairs", multiple=True, metavar="KEY=VALUE", help="A setting of the task. Repeatable.")
+@data_option
+@click.option("--limit", "-n", type=Count(), default=10, show_default=True, help="Take this many of the task's items.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Of items, sampling and bootstrap.")
 @click.option(
-    "--runs",
-    type=click.Path(path_type=Path),
-    default=Path("runs"),
-    show_default=True,
-    help="Where runs are kept.",
+    "--out", "out_folder", type=FILE, metavar="DIR", help="Where rows and reports go (default: below runs/compare)."
 )
-@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+@click.option("--published", type=FILE, metavar="FILE", help="Papers' figures to show beside ours, as JSON.")
+@click.option("--no-likelihood", is_flag=True, help="Leave out NLL and KL of the right answers.")
+@click.option("--wide", is_flag=True, help="Print every column, whatever the width.")
+@json_option
 def command(
     workflow: str,
     channels: str,
+    controls: str,
     task_name: str | None,
+    pairs: tuple[str, ...],
     data: Path | None,
     limit: int,
     seed: int,
-    batch: int,
-    runs: Path,
+    out_folder: Path | None,
+    published: Path | None,
+    no_likelihood: bool,
+    wide: bool,
     as_json: bool,
 ) -> int:
-    """Run WORKFLOW over each channel on the same items, and print what each costs and scores.
+    """Run WORKFLOW over each channel and its controls on the same items, and say what each costs and scores.
+
+    Stopped comparisons go on where they were: run the same command again. Reports (HTML, Markdown, JSON) are
+    written beside the rows.
 
     \b
     agentflow compare private_facts -n 8
-    agentflow compare hotpotqa --data dev.jsonl.gz -n 10 --channels text,cache
+    agentflow compare private_facts -n 20 --set level=medium --channels "text,cache,{name: cache, bits: 4}"
+    agentflow compare hotpotqa --data dev.jsonl.gz -n 100 --set setting=split --out runs/split
     """
-    from agentflow.evaluation.compare import compare, task_of
+    from agentflow.evaluation.compare import CompareOptions, compare
+    from agentflow.evaluation.controls import CONTROLS
+    from agentflow.evaluation.inputs import task_of
     from agentflow.runtime.binding import bind
-    from agentflow.runtime.events import Listener
-    from agentflow.runtime.orchestrator import RunOptions
     from agentflow.workflow.loader import load_workflow
 
-    names = [c.strip() for c in channels.split(",") if c.strip()]
-    if not names:
-        raise UserError("There is no channel to compare.", where="--channels", fix="Name some: --channels text,cache.")
+    specs = channel_specs(_untrained() if channels == "auto" else channels)
+    chosen = control_names(controls, tuple(CONTROLS))
     loaded = load_workflow(workflow)
-    task = task_of(loaded, task_name)
-    items = items_of(task, data, limit, seed)
-    variants = [bind(loaded.with_channel(name)) for name in names]
-    pool = engine_pool(err)
-    load_engines(pool, [spec for b in variants for spec in b.models.values()])
-    with ExitStack() as stack:
-        views: list[ExitStack] = []
+    require_edges(loaded, "--channels")
+    task = task_of(loaded, task_name, task_settings(pairs))
+    items = items_for(loaded, task, data, limit, seed)
+    bindings = [bind(loaded.with_channel(spec)) for spec in specs]
+    folder = out_folder or _folder(loaded, task, data, len(items), seed)
+    check_runs_folder(folder)
+    figures = _published(published)
+    pool = load_engines([spec for binding in bindings for spec in binding.models.values()])
+    options = CompareOptions(controls=chosen, seed=seed, probe=not no_likelihood, out=folder, published=figures)
+    seen: list[Comparison] = []
+    try:
+        with running(err, len(items), f"{loaded.name} ({task.name})") as show:
 
-        def listener(channel: str) -> Sequence[Listener]:
-            for view in views:
-                view.close()
-            views.append(stack.enter_context(ExitStack()))
-            return [views[-1].enter_context(live(err, loaded, f"{loaded.name} over {channel}"))]
+            def shown(comparison: Comparison) -> None:
+                seen[:] = [comparison]
+                show(comparison)
 
-        rows = compare(loaded, task, items, names, pool, options=RunOptions(seed, batch), runs=runs, listener=listener)
+            comparison = compare(loaded, task, items, specs, pool, options=options, shown=shown)
+    except KeyboardInterrupt:
+        done = finished(seen[0]) if seen else 0
+        raise Stopped(
+            f"stopped: {done} of {count(len(items), 'item')} finished, rows kept in {folder}; "
+            "run the same command again to go on"
+        ) from None
+    return _report(comparison, folder, wide=wide, as_json=as_json)
+
+
+def _report(comparison: Comparison, folder: Path, *, wide: bool, as_json: bool) -> int:
+    from agentflow.evaluation.compare import NO_SUCH_CONTROL
+    from agentflow.evaluation.report.terminal import ComparisonView
+    from agentflow.evaluation.report.write import write_reports
+    from agentflow.evaluation.summary import summarize
+
+    summary = summarize(comparison)
+    paths = write_reports(comparison, folder, summary)
     if as_json:
-        print_json(
-            {
-                "workflow": loaded.name,
-                "task": task.name,
-                "seed": seed,
-                "channels": [figures_json(r) for r in rows],
-            }
-        )
+        print_json(json.loads(paths["json"].read_text(encoding="utf-8")))
     else:
-        out.print(figures_table(f"{loaded.name}: {len(items)} items, seed {seed}", rows))
-    return 1 if any(i.error for r in rows for i in r.items) else 0
+        out.print(ComparisonView(summary, wide=wide, report=paths["html"]))
+    failed = [row for row in comparison.rows if row.error and not row.error.startswith(NO_SUCH_CONTROL)]
+    for row in failed[:5]:
+        err.print(f"[red]failed[/] {plain(row.arm)}: {plain(row.error)}", soft_wrap=True)
+    return 1 if failed else 0
+
+
+def _untrained() -> str:
+    """Every channel that needs no training, text first: it is what the others are compared with."""
+    from agentflow.channels.registry import channel_names, get_channel
+
+    names = [name for name in channel_names() if not get_channel(name).trains]
+    return ",".join(sorted(names, key=lambda name: name != "text"))
+
+
+def _folder(workflow: Workflow, task: Task, data: Path | None, items: int, seed: int) -> Path:
+    """Where a comparison goes by default: the same command finds its folder again, and another does not."""
+    from blake3 import blake3
+
+    what = [workflow.model_dump_json(), task.name, task.settings.model_dump_json(), str(data)]
+    mark = blake3("\n".join(what).encode()).hexdigest()[:6]
+    return Path("runs", "compare", f"{workflow.name}-n{items}-seed{seed}-{mark}")
+
+
+def _published(file: Path | None) -> tuple[dict[str, str], ...]:
+    """Figures of papers, from a JSON file."""
+    if file is None:
+        return ()
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UserError(f"The published figures can't be read: {error.strerror}.", where=str(file)) from None
+    except ValueError as error:
+        raise UserError(f"The published figures are not JSON: {error}.", where=str(file)) from None
+    keys = {"name", "figure", "source"}
+    if not isinstance(found, list) or not all(isinstance(f, dict) and set(f) == keys for f in found):
+        raise UserError(
+            "Published figures are a list of objects with name, figure and source.",
+            where=str(file),
+            fix='Write [{"name": "…", "figure": "…", "source": "…"}].',
+        )
+    return tuple({key: str(value) for key, value in f.items()} for f in found)

@@ -1,33 +1,32 @@
-"""The live view of a run: a row a node and a bar over items on a terminal, plain lines elsewhere."""
+"""What a run looks like while it runs: a table and a bar on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, ConsoleOptions, RenderResult
 from rich.live import Live
-from rich.markup import escape
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn, TimeElapsedColumn
 from rich.table import Table
+from rich.text import Text
 
-from agentflow.cli.console import amount, seconds
+from agentflow.cli.console import amount, plain, seconds, visible
 
 if TYPE_CHECKING:
     from agentflow.runtime.events import Event, Listener
     from agentflow.workflow.schema import Workflow
 
-SPOKEN = 60
+SPOKEN = 400
+PLAIN_PAUSE = 5.0
+"""Seconds between two lines about items where the output is no terminal."""
+
+# Column -> least width of the terminal that has room for it.
+_FIGURES = {"prefilled": 0, "generated": 46, "received": 56, "reused": 66, "seconds": 74}
 
 
 @dataclass
@@ -41,7 +40,6 @@ class _NodeRow:
     reused: int = 0
     generated: int = 0
     bytes: int = 0
-    saying: str = ""
 
     @property
     def state(self) -> str:
@@ -51,6 +49,21 @@ class _NodeRow:
         parts += [f"[yellow]{self.skipped} skipped[/]" if self.skipped else ""]
         return ", ".join(filter(None, parts)) or "[dim]waiting[/]"
 
+    def figure(self, name: str) -> str:
+        if name == "received":
+            return amount(self.bytes)
+        return f"{self.seconds:.1f}" if name == "seconds" else f"{getattr(self, name):,}"
+
+
+class _TimeLeft(ProgressColumn):
+    """Time to go, once there is something to estimate it from."""
+
+    def render(self, task: Task) -> Text:
+        """The text of the column."""
+        if task.finished or task.time_remaining is None:
+            return Text("")
+        return Text(f"{timedelta(seconds=int(task.time_remaining))} left", style="dim")
+
 
 class LiveView:
     """Collects events and draws itself; children of a map are folded into their node's row."""
@@ -59,13 +72,12 @@ class LiveView:
         self._rows = {node: _NodeRow() for node in workflow.nodes}
         self._title = title
         self._bar = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            TimeRemainingColumn(),
+            TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), _TimeLeft()
         )
         self._task = self._bar.add_task("items", total=None)
+        # Units of a batch speak at once. One is listened to until it ends, then the next that says something.
+        self._speaker: tuple[str, str, int | None] | None = None
+        self._saying = ""
 
     def __call__(self, event: Event) -> None:
         """Take in one event."""
@@ -76,11 +88,14 @@ class LiveView:
         row = self._rows.get(event.node)
         if row is None:
             return
+        unit = (event.item, event.node, event.child)
         if event.kind == "node_started":
             row.running += 1
-            row.saying = ""
         elif event.kind == "node_token":
-            row.saying = (row.saying + event.data["text"])[-SPOKEN:]
+            if self._speaker is None:
+                self._speaker, self._saying = unit, ""
+            if self._speaker == unit:
+                self._saying = (self._saying + event.data["text"])[-SPOKEN:]
         elif event.kind == "message":
             row.bytes += event.data["bytes"]
         elif event.kind == "node_skipped":
@@ -93,28 +108,36 @@ class LiveView:
             row.prefilled += event.data["prefilled"]
             row.reused += event.data["reused"]
             row.generated += event.data["generated"]
+        if event.kind in ("node_finished", "node_failed") and self._speaker == unit:
+            self._speaker = None
 
-    def __rich__(self) -> RenderableType:
-        table = Table(title=escape(self._title), title_justify="left", expand=True, box=None, pad_edge=False)
-        for name in ("node", "state", "seconds", "prefilled", "reused", "generated", "received", ""):
-            table.add_column(name, justify="left" if name in ("node", "state", "") else "right", no_wrap=True)
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        names = [name for name, width in _FIGURES.items() if options.max_width >= width]
+        table = Table(title=plain(self._title), title_justify="left", box=None, pad_edge=False)
+        table.add_column("node", no_wrap=True)
+        table.add_column("state", no_wrap=True, min_width=16)
+        for name in names:
+            table.add_column(name, justify="right", no_wrap=True, min_width=len(name))
         for node, row in self._rows.items():
-            saying = escape(row.saying.replace("\n", " ")) if row.running else ""
-            table.add_row(
-                node,
-                row.state,
-                f"{row.seconds:.1f}",
-                f"{row.prefilled:,}",
-                f"{row.reused:,}",
-                f"{row.generated:,}",
-                amount(row.bytes),
-                f"[dim]{saying}[/]",
-            )
-        return Group(table, self._bar)
+            table.add_row(plain(node), row.state, *(row.figure(name) for name in names))
+        yield table
+        yield self._bar
+        speaker = self._speaker
+        if speaker is not None:
+            yield _tail(f"{speaker[1]}: ", visible(self._saying.replace("\n", " ")), options.max_width)
+
+
+def _tail(label: str, text: str, width: int) -> Text:
+    """The last words of a text, on one line."""
+    shown = Text(text, style="dim")
+    room = max(10, width - len(label))
+    while shown.cell_len > room:
+        shown = shown[max(1, (shown.cell_len - room) // 2) :]  # wide characters take two cells
+    return Text(label, style="cyan", no_wrap=True, overflow="crop") + shown
 
 
 class PlainLines:
-    """One line for each node of a single item, or for each item of many."""
+    """One line for each node of a single item, or now and then one for the items of many."""
 
     def __init__(self, console: Console, title: str) -> None:
         self._console, self._title = console, title
@@ -136,12 +159,12 @@ class PlainLines:
             )
         elif event.kind == "item_finished":
             self._finished += 1
-            if self._total > 1 and (self._finished == self._total or time.monotonic() - self._last > 5):
+            if self._total > 1 and (self._finished == self._total or time.monotonic() - self._last > PLAIN_PAUSE):
                 self._last = time.monotonic()
                 self._say(f"{self._finished}/{self._total} items, {seconds(event.at)}")
 
     def _say(self, line: str) -> None:
-        self._console.print(f"{self._title}: {line}", markup=False)
+        self._console.print(f"{self._title}: {visible(line)}", markup=False, soft_wrap=True)
 
 
 @contextmanager
@@ -156,16 +179,19 @@ def live(console: Console, workflow: Workflow, title: str) -> Iterator[Listener]
 
 
 @contextmanager
-def loading(console: Console) -> Iterator[Progress | None]:
-    """A spinner for fetching and loading models; None where the output is no terminal."""
-    if not console.is_terminal:
-        yield None
+def waiting(console: Console) -> Iterator[Callable[[str, float | None], None]]:
+    """A `Progress` of the models room: a spinner that goes away on a terminal, a line for each step elsewhere."""
+    if console.is_terminal:
+        with console.status("") as status:
+            yield lambda what, share: status.update(
+                f"[dim]{plain(what)} …{'' if share is None else f' {share:.0%}'}[/]"
+            )
         return
-    with Progress(
-        TextColumn("[dim]{task.description}[/]"),
-        BarColumn(bar_width=20),
-        TimeElapsedColumn(),
-        console=console,
-        transient=True,
-    ) as progress:
-        yield progress
+    said: list[str] = []
+
+    def say(what: str, _share: float | None) -> None:
+        if said[-1:] != [what]:
+            said.append(what)
+            console.print(f"{plain(what)} …", style="dim", soft_wrap=True)
+
+    yield say

@@ -3,46 +3,76 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Group
-from rich.markup import escape
+from rich.box import SIMPLE_HEAD
+from rich.console import Console, ConsoleOptions, Group, RenderResult
+from rich.measure import Measurement
 from rich.panel import Panel
 from rich.table import Table
+from rich.text import Text
 
-from agentflow.cli.console import amount, seconds
+from agentflow.cli.console import amount, count, number, plain, seconds, visible
 
 if TYPE_CHECKING:
     from agentflow.evaluation.figures import ChannelFigures
     from agentflow.runtime.results import ItemResult
 
+MOST_FAILURES = 5
+CAPTION = (
+    "Means over items: tokens the receivers computed, tokens they found ready, payload bytes. First token: median."
+)
 
-def figures_table(title: str, rows: Sequence[ChannelFigures]) -> Table:
-    """One line a channel: score and cost, means over the items that ran."""
-    table = Table(title=escape(title), title_justify="left")
-    table.add_column("channel")
-    metrics = list(rows[0].done[0].scores) if rows and rows[0].done else []
-    for metric in metrics:
-        table.add_column(metric, justify="right")
-    for name in ("receiver prefilled", "reused", "payload", "first token", "failed"):
-        table.add_column(name, justify="right")
-    for row in rows:
-        scores = [f"{row.mean(m):.3f}" for m in metrics]
-        failed = len(row.items) - len(row.done)
-        table.add_row(
-            escape(row.channel),
-            *scores,
-            f"{row.mean_of('prefilled'):,.0f}",
-            f"{row.mean_of('reused'):,.0f}",
-            amount(row.mean_of("bytes")),
-            seconds(row.median_of("first_token_seconds")),
-            f"[red]{failed}[/]" if failed else "0",
-        )
-    table.caption = (
-        "an item's means: tokens its receivers computed and found ready, bytes of its payloads; first token: median"
-    )
-    return table
+
+@dataclass(frozen=True)
+class FiguresTable:
+    """Score and cost of each channel: a row each, or, where the terminal is too narrow, a column each."""
+
+    title: str
+    rows: tuple[ChannelFigures, ...]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        table = self._table(tall=False)
+        if Measurement.get(console, options.update(max_width=1000), table).maximum > options.max_width:
+            table = self._table(tall=True)
+        yield Text(visible(self.title), style="italic")
+        yield table
+        yield Text(CAPTION, style="dim italic")
+
+    def _table(self, *, tall: bool) -> Table:
+        metrics = list(dict.fromkeys(m for row in self.rows for item in row.done for m in item.scores))
+        lines = [
+            ("channel", [f"[bold]{plain(row.channel)}[/]" for row in self.rows]),
+            *((plain(m), [number(row.mean(m), ".3f") for row in self.rows]) for m in metrics),
+            ("prefilled", [number(row.mean_of("prefilled")) for row in self.rows]),
+            ("reused", [number(row.mean_of("reused")) for row in self.rows]),
+            ("payload", [amount(row.mean_of("bytes")) for row in self.rows]),
+            ("first token", [seconds(row.median_of("first_token_seconds")) for row in self.rows]),
+        ]
+        failed = [_failed(row) for row in self.rows]
+        if any(failed):
+            lines.append(("failed", [f"[red]{n}[/]" if n else "0" for n in failed]))
+        table = Table(box=SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
+        heads = [[name, *cells] for name, cells in lines]
+        body = heads if tall else [list(line) for line in zip(*heads, strict=True)]
+        for at, head in enumerate(body[0]):
+            table.add_column(head, justify="right" if at else "left", no_wrap=not tall, overflow="fold")
+        for line in body[1:]:
+            table.add_row(*line)
+        return table
+
+
+def _failed(row: ChannelFigures) -> int:
+    return len(row.items) - len(row.done)
+
+
+def failures(rows: Sequence[ChannelFigures]) -> list[str]:
+    """The first failures of a run, in rich's markup, and how many more there are."""
+    found = [f"{row.channel}, {item.item}: {item.error}" for row in rows for item in row.items if item.error]
+    lines = [f"[red]failed[/] {plain(line)}" for line in found[:MOST_FAILURES]]
+    more = len(found) - MOST_FAILURES
+    return [*lines, f"[red]failed[/] {count(more, 'more item')}, see the run's folder"] if more > 0 else lines
 
 
 def figures_json(row: ChannelFigures) -> dict[str, Any]:
@@ -61,16 +91,14 @@ def figures_json(row: ChannelFigures) -> dict[str, Any]:
 
 def item_panel(result: ItemResult) -> Group:
     """Outputs of a single pass, and what went wrong."""
+    texts = {name: str(text) for name, text in result.outputs.items()}
+    if not texts and not result.errors:
+        texts = {node: "\n".join(r.text for r in rs) for node, rs in result.nodes.items()}
     panels = [
-        Panel(escape(str(text)) or "[dim]empty[/]", title=escape(name), title_align="left")
-        for name, text in result.outputs.items()
+        Panel(plain(text) if text else "[dim]empty[/]", title=plain(name), title_align="left")
+        for name, text in texts.items()
     ]
-    if not result.outputs and not result.errors:
-        panels = [
-            Panel(escape("\n".join(r.text for r in rs)), title=escape(node), title_align="left")
-            for node, rs in result.nodes.items()
-        ]
     panels += [
-        Panel(f"[red]{escape(what)}[/]", title=escape(unit), title_align="left") for unit, what in result.errors.items()
+        Panel(f"[red]{plain(what)}[/]", title=plain(unit), title_align="left") for unit, what in result.errors.items()
     ]
     return Group(*panels)

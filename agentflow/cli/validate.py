@@ -2,44 +2,84 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import click
 
 from agentflow.cli.common import workflow_on
-from agentflow.cli.console import print_json
+from agentflow.cli.console import complain, count, print_json
+from agentflow.cli.options import channel_option, json_option
+from agentflow.errors import UserError
 
 
 @click.command("validate")
 @click.argument("workflows", nargs=-1, required=True)
-@click.option("--channel", help="Check with every message on this channel.")
-@click.option("--json", "as_json", is_flag=True, help="Print what was found as JSON.")
+@channel_option
+@json_option
 def command(workflows: tuple[str, ...], channel: str | None, as_json: bool) -> int:
     """Check WORKFLOWS: syntax, names, templates, cycles, models, and whether each channel fits its pair of models.
 
-    Nothing is loaded and nothing is run. Exit code 2 when something is wrong; all mistakes are shown at once.
-    """
-    from agentflow.runtime.binding import bind
+    Nothing is loaded and nothing is run. Every file is checked; the exit code is 2 when something is wrong in one.
 
+    \b
+    agentflow validate private_facts hotpotqa
+    agentflow validate my.yaml --channel cache
+    """
+    from agentflow.channels.registry import get_channel
+
+    if channel is not None:
+        get_channel(channel)  # once, and not as the fault of a file
     found = []
     for ref in workflows:
-        workflow = workflow_on(ref, channel)
-        binding = bind(workflow)
-        models = sorted({spec.model for spec in binding.models.values()})
-        channels = sorted({c.name for c in binding.channels})
-        found.append(
-            {
-                "file": workflow.file,
-                "workflow": workflow.name,
-                "nodes": len(workflow.nodes),
-                "edges": len(workflow.edges),
-                "models": models,
-                "channels": channels,
-            }
-        )
+        try:
+            found.append(_good(ref, channel))
+        except UserError as error:
+            found.append({"file": ref, "valid": False, "problems": _problems(error)})
+            if not as_json:
+                complain(error)
+            continue
         if not as_json:
-            click.echo(
-                f"{workflow.file}: good. {len(workflow.nodes)} nodes, {len(workflow.edges)} edges, "
-                f"models {', '.join(models)}, channels {', '.join(channels) or 'none'}"
-            )
+            click.echo(_line(found[-1]))
     if as_json:
         print_json(found)
-    return 0
+    return 0 if all(one["valid"] for one in found) else 2
+
+
+def _good(ref: str, channel: str | None) -> dict[str, Any]:
+    from agentflow.runtime.binding import bind
+
+    workflow = workflow_on(ref, channel)
+    binding = bind(workflow)
+    return {
+        "file": workflow.file,
+        "valid": True,
+        "workflow": workflow.name,
+        "nodes": len(workflow.nodes),
+        "edges": len(workflow.edges),
+        "models": sorted({spec.model for spec in binding.models.values()}),
+        "channels": sorted({channel.name for channel in binding.channels}),
+    }
+
+
+def _line(one: dict[str, Any]) -> str:
+    models, channels = ", ".join(one["models"]), ", ".join(one["channels"]) or "none"
+    sizes = f"{count(one['nodes'], 'node')}, {count(one['edges'], 'edge')}"
+    return f"{one['file']}: good. {sizes}, models: {models}, channels: {channels}"
+
+
+def _problems(error: UserError) -> list[dict[str, Any]]:
+    """Every mistake of one file for machines; those of its text with their place."""
+    from agentflow.workflow.location import shown_path
+    from agentflow.workflow.problems import WorkflowProblemsError
+
+    if not isinstance(error, WorkflowProblemsError):
+        return [{"what": error.what, "where": error.where, "fix": error.fix}]
+    return [
+        {
+            "what": p.what,
+            "where": f"{p.location.file}:{p.location.line}:{p.location.column}",
+            "key": shown_path(p.path),
+            "fix": p.fix or None,
+        }
+        for p in error.problems
+    ]

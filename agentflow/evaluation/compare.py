@@ -1,96 +1,261 @@
-"""The same workflow over the same items, once for each channel."""
+"""The same items over several channels and their controls, item by item, so that every figure is paired.
+
+Items are the outer loop: all arms of an item run beside one another on the same machine in the same minute, sender
+turns are computed once for all of them, and a comparison that is stopped has whole items to show. Every row is
+appended to `rows.jsonl` as soon as it is there; running the same comparison into the same folder computes what is
+missing and nothing else.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import json
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
-from agentflow.errors import UserError
-from agentflow.evaluation.figures import ChannelFigures, measure
+from blake3 import blake3
+from filelock import FileLock, Timeout
+from torch import Tensor
+
+from agentflow.errors import RunError, UserError
+from agentflow.evaluation.controls import answer_node, arms_of, label, vary
+from agentflow.evaluation.inputs import inputs_of
+from agentflow.evaluation.machine import describe_machine, peak_memory, reset_peak
+from agentflow.evaluation.measure import row_of
+from agentflow.evaluation.probe import AnswerProbe
+from agentflow.evaluation.rows import Arm, Comparison, Row
 from agentflow.models.pool import EnginePool
-from agentflow.runtime.binding import bind
-from agentflow.runtime.events import Listener
+from agentflow.runtime.binding import Binding, bind
+from agentflow.runtime.memo import Memo
 from agentflow.runtime.orchestrator import Orchestrator, RunOptions
-from agentflow.runtime.runs import RunStore
+from agentflow.runtime.runs import write_json
 from agentflow.tasks.base import Item, Task
-from agentflow.tasks.registry import make_task
+from agentflow.workflow.parts import ChannelSpec
 from agentflow.workflow.schema import Workflow
 
-
-def task_of(workflow: Workflow, name: str | None = None) -> Task:
-    """The task that scores a workflow: the one it names, or `name`, with its settings."""
-    spec = workflow.task
-    if spec is not None and name in (None, spec.name):
-        return make_task(spec.name, spec.settings)
-    if name is None:
-        raise UserError(f"The workflow '{workflow.name}' names no task.", fix="Add `task: NAME` to it, or pass --task.")
-    return make_task(name)
+NO_SUCH_CONTROL = "no such control here"
+Shown = Callable[[Comparison], None]
 
 
-def inputs_of(workflow: Workflow, item: Item) -> dict[str, object]:
-    """The item's values for the inputs that the workflow declares.
+@dataclass(frozen=True, kw_only=True)
+class CompareOptions:
+    """How to compare.
 
-    Raises:
-        UserError: the workflow needs an input that the task does not give.
+    Attributes:
+        controls: names of controls (see `controls.CONTROLS`).
+        seed: of sampling, and of the bootstrap in reports.
+        probe: also score the right answers (NLL, KL); costs a forward pass of the answer for each question.
+        max_batch: children of one mapped node that are answered as one batch; 1 times each of them alone.
+        out: folder of rows and reports; None keeps everything in memory.
+        published: figures of papers to stand beside, each {name, figure, source}.
     """
-    missing = [n for n, spec in workflow.inputs.items() if spec.required and n not in item.inputs]
-    if missing:
-        raise UserError(
-            f"The workflow '{workflow.name}' needs the input '{missing[0]}', which its task does not give.",
-            fix=f"The task gives: {', '.join(item.inputs)}.",
-        )
-    filled = {n: spec.default for n, spec in workflow.inputs.items() if not spec.required}
-    return {**filled, **{n: v for n, v in item.inputs.items() if n in workflow.inputs}}
 
-
-def run_items(
-    workflow: Workflow,
-    task: Task,
-    items: Sequence[Item],
-    engines: EnginePool,
-    *,
-    label: str,
-    options: RunOptions | None = None,
-    runs: Path | None = None,
-    listeners: Sequence[Listener] = (),
-) -> tuple[ChannelFigures, RunStore | None]:
-    """Run a workflow over a task's items and measure it; stored below `runs` where that is given."""
-    binding = bind(workflow)
-    passes = [(item.id, inputs_of(workflow, item)) for item in items]
-    store = None
-    if runs is not None:
-        manifest = {
-            "file": workflow.file,
-            "task": task.name,
-            "channel": label,
-            "items": [i.id for i in items],
-            "seed": (options or RunOptions()).seed,
-        }
-        store = RunStore.create(runs, workflow.name, manifest)
-    orchestrator = Orchestrator(binding, engines, options=options, store=store, listeners=listeners)
-    results = orchestrator.run(passes)
-    return measure(binding, task, label, items, results), store
+    controls: tuple[str, ...] = ()
+    seed: int = 0
+    probe: bool = True
+    max_batch: int = 8
+    out: Path | None = None
+    published: tuple[dict[str, str], ...] = ()
 
 
 def compare(
     workflow: Workflow,
     task: Task,
     items: Sequence[Item],
-    channels: Sequence[str],
+    channels: Sequence[str | ChannelSpec],
     engines: EnginePool,
     *,
-    options: RunOptions | None = None,
-    runs: Path | None = None,
-    listener: Callable[[str], Sequence[Listener]] = lambda _channel: (),
-) -> list[ChannelFigures]:
-    """Run every channel over the same items.
+    options: CompareOptions | None = None,
+    shown: Shown = lambda _comparison: None,
+) -> Comparison:
+    """Run every arm over every item.
 
-    Every channel is checked before the first one runs.
+    Args:
+        channels: the first is the reference that the others are paired with, and, if it is text, the one that
+            KL is measured from.
+        shown: called after every item with everything so far.
+
+    Raises:
+        UserError: no items, a channel that does not fit, or a folder that holds another comparison.
     """
-    variants = {name: workflow.with_channel(name) for name in channels}
-    for variant in variants.values():
-        bind(variant)
-    return [
-        run_items(variant, task, items, engines, label=name, options=options, runs=runs, listeners=listener(name))[0]
-        for name, variant in variants.items()
-    ]
+    chosen = options or CompareOptions()
+    if not items:
+        raise UserError("There are no items to compare on.")
+    specs = [ChannelSpec.of(c) for c in channels]
+    bindings = {label(s.name, s.settings): bind(workflow.with_channel(s)) for s in specs}
+    arms = arms_of(specs, chosen.controls, bindings)
+    run = _Run(workflow, task, items, arms, engines, chosen)
+    with locked(chosen.out):
+        run.start(list(bindings.values()))
+        for number in range(len(items)):
+            if run.item(number):
+                shown(run.comparison())
+        return run.comparison()
+
+
+class _Run:
+    """One comparison on its way."""
+
+    def __init__(
+        self,
+        workflow: Workflow,
+        task: Task,
+        items: Sequence[Item],
+        arms: Sequence[Arm],
+        engines: EnginePool,
+        options: CompareOptions,
+    ) -> None:
+        self.workflow, self.task, self.items = workflow, task, list(items)
+        self.arms, self.engines, self.options = list(arms), engines, options
+        self.node = answer_node(workflow)
+        self.rows: dict[tuple[str, str], Row] = {}
+        self.machine: dict[str, Any] = {}
+        self._memo = Memo()
+
+    def start(self, bindings: Sequence[Binding]) -> None:
+        """Load models, and whatever an earlier run of the same comparison left."""
+        specs = dict.fromkeys(spec for b in bindings for spec in b.models.values())
+        engines = [self.engines.get(spec) for spec in specs]
+        self.machine = describe_machine(engines)
+        out = self.options.out
+        if out is None:
+            return
+        manifest, file = self._manifest(), out / "comparison.json"
+        if file.exists():
+            found = json.loads(file.read_text(encoding="utf-8"))
+            differing = [k for k in manifest if found.get(k) != manifest[k]]
+            if differing:
+                raise RunError(
+                    f"This folder holds another comparison: its {', '.join(differing)} differ.",
+                    where=str(out),
+                    fix="Choose another --out, or remove the folder.",
+                )
+            self._read_rows(out / "rows.jsonl")
+        else:
+            write_json(file, manifest)
+
+    def item(self, number: int) -> bool:
+        """Run the arms of an item that are missing; whether there were any."""
+        item, foreign = self.items[number], self.items[(number + 1) % len(self.items)]
+        missing = [arm for arm in self.arms if (item.id, arm.name) not in self.rows]
+        if not missing:
+            return False
+        reference: dict[int, Tensor] | None = None
+        if self.options.probe and any(arm.name != "text" for arm in missing):
+            reference = self._reference(item)
+        for arm in missing:
+            self._keep(self._run_arm(arm, item, foreign, reference))
+        return True
+
+    def comparison(self) -> Comparison:
+        """Everything so far."""
+        order = {arm.name: n for n, arm in enumerate(self.arms)}
+        place = {item.id: n for n, item in enumerate(self.items)}
+        rows = sorted(self.rows.values(), key=lambda r: (place[r.item], order[r.arm]))
+        return Comparison(
+            workflow=self.workflow.name,
+            task=self.task.name,
+            task_settings=self.task.settings.model_dump(),
+            metrics=self.task.metrics,
+            primary=self.task.primary,
+            reference=self.arms[0].name,
+            arms=tuple(self.arms),
+            items=tuple(i.id for i in self.items),
+            rows=tuple(rows),
+            seed=self.options.seed,
+            machine=self.machine,
+            command=" ".join(["agentflow", *sys.argv[1:]]) if Path(sys.argv[0]).name == "agentflow" else "",
+            published=self.options.published,
+        )
+
+    # -- inside -----------------------------------------------------------------------------------------
+
+    def _reference(self, item: Item) -> dict[int, Tensor] | None:
+        """Distributions along the right answers of the receiver that read the whole text."""
+        probe = AnswerProbe(self.node, _golds(item), keep=True)
+        text = Arm("text", "channel", "text")
+        row = self._answer(text, item, item, probe)
+        known = [arm for arm in self.arms if arm.name == "text"]
+        if known and (item.id, "text") not in self.rows:
+            self._keep(row)
+        return probe.distributions or None
+
+    def _run_arm(self, arm: Arm, item: Item, foreign: Item, reference: dict[int, Tensor] | None) -> Row:
+        if (item.id, arm.name) in self.rows:
+            return self.rows[item.id, arm.name]  # the reference was asked for already
+        probe = AnswerProbe(self.node, _golds(item), reference=reference) if self.options.probe else None
+        return self._answer(arm, item, foreign, probe)
+
+    def _answer(self, arm: Arm, item: Item, foreign: Item, probe: AnswerProbe | None) -> Row:
+        about = self.rows.get((item.id, label(arm.channel, arm.settings)))
+        inputs, other = inputs_of(self.workflow, item), inputs_of(self.workflow, foreign)
+        try:
+            variation = vary(arm, self.workflow, inputs, other, self.task.private, about)
+        except UserError as error:
+            return Row(item.id, arm.name, item.group, error=f"{NO_SUCH_CONTROL}: {error}")
+        options = RunOptions(seed=self.options.seed, max_batch=self.options.max_batch, reuse=False)
+        orchestrator = Orchestrator(variation.binding, self.engines, options=options, memo=self._memo, probe=probe)
+        reset_peak()
+        result = orchestrator.run([(item.id, variation.inputs)])[0]
+        return row_of(self.task, item, arm, self.node, result, variation.binding.workflow, probe, peak_memory())
+
+    def _keep(self, row: Row) -> None:
+        if (row.item, row.arm) in self.rows:
+            return
+        self.rows[row.item, row.arm] = row
+        if self.options.out is not None:
+            with (self.options.out / "rows.jsonl").open("a", encoding="utf-8") as file:
+                file.write(json.dumps(row.to_json(), ensure_ascii=False) + "\n")
+
+    def _read_rows(self, file: Path) -> None:
+        """Rows of an earlier run; a last line that was cut by a kill is computed again."""
+        if not file.exists():
+            return
+        good = []
+        for line in file.read_text(encoding="utf-8").splitlines():
+            try:
+                row = Row.from_json(json.loads(line))
+            except (ValueError, KeyError, TypeError):
+                continue
+            if row.error and not row.error.startswith(NO_SUCH_CONTROL):
+                continue  # what failed is tried again
+            good.append(line)
+            self.rows[row.item, row.arm] = row
+        part = file.with_suffix(".part")
+        part.write_text("".join(line + "\n" for line in good), encoding="utf-8")
+        part.replace(file)
+
+    def _manifest(self) -> dict[str, Any]:
+        """What must be equal for rows to belong together. Arms may be added: they are rows of their own."""
+        return {
+            "workflow": self.workflow.name,
+            "workflow_digest": blake3(self.workflow.model_dump_json().encode()).hexdigest(),
+            "task": self.task.name,
+            "task_settings": self.task.settings.model_dump(),
+            "items": [item.id for item in self.items],
+            "items_digest": blake3(json.dumps([asdict(i) for i in self.items], default=str).encode()).hexdigest(),
+            "seed": self.options.seed,
+            "probe": self.options.probe,
+            "models": self.machine["models"],
+        }
+
+
+@contextmanager
+def locked(folder: Path | None) -> Iterator[None]:
+    """Keep a second process out of a folder while the block lasts; nothing to do without one."""
+    if folder is None:
+        yield
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        with FileLock(folder / ".lock", timeout=0):
+            yield
+    except Timeout:
+        raise RunError("Another process is comparing into this folder.", where=str(folder)) from None
+
+
+def _golds(item: Item) -> list[str]:
+    return [answers[0] for answers in item.answers]

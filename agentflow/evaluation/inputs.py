@@ -7,6 +7,7 @@ from typing import Any
 from agentflow.errors import UserError
 from agentflow.tasks.base import Item, Task
 from agentflow.tasks.registry import make_task
+from agentflow.workflow.inputs import fits
 from agentflow.workflow.schema import Workflow
 
 
@@ -32,5 +33,11 @@ def inputs_of(workflow: Workflow, item: Item) -> dict[str, Any]:
             f"The workflow '{workflow.name}' needs the input '{missing[0]}', which its task does not give.",
             fix=f"The task gives: {', '.join(item.inputs)}.",
         )
+    for name, spec in workflow.inputs.items():
+        if name in item.inputs and not fits(spec.type, item.inputs[name]):
+            raise UserError(
+                f"The workflow '{workflow.name}' declares '{name}' as {spec.type}, and its task gives something else.",
+                fix=f"Change the type of the input '{name}'.",
+            )
     filled = {n: spec.default for n, spec in workflow.inputs.items() if not spec.required}
     return {**filled, **{n: v for n, v in item.inputs.items() if n in workflow.inputs}}

@@ -8,6 +8,7 @@ from statistics import fmean
 from torch import Tensor
 
 from agentflow.models.engine import Engine
+from agentflow.models.requests import Generation
 from agentflow.runtime.agent import Turnplan
 from agentflow.runtime.scheduler import Unit
 
@@ -31,16 +32,18 @@ class AnswerProbe:
         self._kl: dict[int, float] = {}
         self.distributions: dict[int, Tensor] = {}
 
-    def __call__(self, unit: Unit, engine: Engine, plan: Turnplan) -> None:
-        """Score one turn, if it is of the node in question."""
+    def __call__(self, unit: Unit, engine: Engine, plan: Turnplan, said: Generation) -> None:
+        """Score one turn, if it is of the node in question; its prompt is not computed again."""
         child = unit.child or 0
         if unit.node != self._node or child >= len(self._answers) or not self._answers[child]:
             return
         answer = engine.tokenizer(self._answers[child], add_special_tokens=False)["input_ids"]
         compared = self._reference is not None and child in self._reference
-        score = engine.score(
-            plan.request.prefix, plan.request.token_ids, answer, keep_distribution=self._keep or compared
-        )
+        prefix, prompt = plan.request.prefix, plan.request.token_ids
+        if said.cache is not None:
+            last = (prefix.next_position if prefix else 0) + len(prompt) - 1
+            prefix, prompt = said.cache.before(last) if last else None, prompt[-1:]
+        score = engine.score(prefix, prompt, answer, keep_distribution=self._keep or compared)
         self._nll[child] = score.nll
         if score.distribution is None:
             return

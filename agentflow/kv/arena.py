@@ -51,7 +51,7 @@ class Arena:
         if arena is None or not arena._claim(length, n):
             capacity = max(MINIMUM, int((length + n) * GROWTH))
             arena = Arena([_grown(k, capacity) for k in keys], [_grown(v, capacity) for v in values], length + n)
-        with torch.no_grad():
+        with torch.inference_mode(False), torch.no_grad():
             for buffers, news in ((arena.keys, new_keys), (arena.values, new_values)):
                 for buffer, new in zip(buffers, news, strict=True):
                     buffer[:, length : length + n].copy_(new)
@@ -60,6 +60,8 @@ class Arena:
 
 
 def _grown(tensor: Tensor, capacity: int) -> Tensor:
-    buffer = tensor.new_empty((tensor.shape[0], capacity, tensor.shape[2]))
-    buffer[:, : tensor.shape[1]].copy_(tensor)
+    # A buffer made in inference mode could never be written outside of it, and caches outlive such a block.
+    with torch.inference_mode(False), torch.no_grad():
+        buffer = torch.empty((tensor.shape[0], capacity, tensor.shape[2]), dtype=tensor.dtype, device=tensor.device)
+        buffer[:, : tensor.shape[1]].copy_(tensor)
     return buffer

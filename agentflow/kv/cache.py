@@ -16,23 +16,10 @@ from torch import Tensor
 
 from agentflow.errors import PayloadError
 from agentflow.kv.arena import Arena
+from agentflow.kv.geometry import Geometry
+from agentflow.kv.selection import entry_numbers
 
-
-@dataclass(frozen=True)
-class Geometry:
-    """Shapes of one layer's share of a cache, layer by layer: `(kv_heads, key_dim, value_dim)`."""
-
-    layers: tuple[tuple[int, int, int], ...]
-
-    @property
-    def scalars_per_position(self) -> int:
-        """How many numbers one position costs over all layers, keys and values together."""
-        return sum(heads * (key_dim + value_dim) for heads, key_dim, value_dim in self.layers)
-
-    def __str__(self) -> str:
-        kinds = sorted(set(self.layers))
-        shape = " | ".join(f"{h} KV heads x {k}" + (f"/{v}" if v != k else "") for h, k, v in kinds)
-        return f"{len(self.layers)} layers, {shape}"
+__all__ = ["Geometry", "KVCache"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,27 +83,37 @@ class KVCache:
         return sum(t.numel() * t.element_size() for t in tensors)
 
     @property
+    def buffer_bytes(self) -> int:
+        """Bytes of the buffers behind the views, spare capacity included: what holding this cache holds."""
+        return sum(t.untyped_storage().nbytes() for t in (*self.keys, *self.values, *(self.bias or ())))
+
+    @property
     def contiguous(self) -> bool:
         """Whether every position from 0 to `next_position` is kept, unbiased: nothing was compacted away."""
         return len(self) == self.next_position and self.bias is None
 
     def select(self, index: Tensor) -> KVCache:
-        """Keep the entries at `index` `(n,)`, in ascending order; positions and the next position stay."""
-        index = torch.sort(index.to(torch.long)).values
-        pick = tuple(t.index_select(1, index.to(t.device)) for t in self.keys)
-        values = tuple(t.index_select(1, index.to(t.device)) for t in self.values)
-        bias = None if self.bias is None else tuple(b.index_select(1, index.to(b.device)) for b in self.bias)
-        return replace(
-            self,
-            keys=pick,
-            values=values,
-            positions=self.positions[index.to(self.positions.device)],
-            bias=bias,
-            _arena=None,
-        )
+        """Keep the entries at `index`, in ascending order; positions and the next position stay.
+
+        Args:
+            index: `(n,)` distinct entry numbers in any order, or a mask `(T,)` of booleans.
+
+        Raises:
+            PayloadError: an entry is named twice or does not exist, or the mask has another length.
+        """
+        index = entry_numbers(index, len(self))
+
+        def pick(tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+            return tuple(t.index_select(1, index.to(t.device)) for t in tensors)
+
+        kept = self.positions[index.to(self.positions.device)]
+        bias = None if self.bias is None else pick(self.bias)
+        return replace(self, keys=pick(self.keys), values=pick(self.values), positions=kept, bias=bias, _arena=None)
 
     def before(self, position: int) -> KVCache:
         """The part that stands before `position`, as views; the next token then takes `position`."""
+        if position < 0:
+            raise PayloadError(f"Positions start at 0: nothing stands before {position}.")
         if position >= self.next_position:
             return self
         n = int(torch.searchsorted(self.positions, position))
@@ -132,9 +129,19 @@ class KVCache:
     def extend(self, keys: Sequence[Tensor], values: Sequence[Tensor]) -> KVCache:
         """Append freshly computed entries at the next positions: per layer `(kv_heads, n, dim)`.
 
-        Amortised without copying what is there (see `Arena`); this cache stays as it is.
+        Amortised without copying what is there (see `Arena`); this cache stays as it is. The new entries are
+        detached: no gradient flows through them.
+
+        Raises:
+            PayloadError: layers, heads, widths or lengths differ from this cache's.
         """
-        n = keys[0].shape[1]
+        n = keys[0].shape[1] if keys else 0
+        wanted = [(heads, n, key_dim, value_dim) for heads, key_dim, value_dim in self.geometry.layers]
+        given = [(*k.shape, v.shape[2]) for k, v in zip(keys, values, strict=False) if k.shape[:2] == v.shape[:2]]
+        if given != wanted or len(keys) != len(values):  # a copy into the arena would broadcast them
+            raise PayloadError(f"New entries of other shapes can't extend a cache of {self.geometry}.")
+        if n == 0:
+            return self
         arena, all_keys, all_values = Arena.append(self._arena, self.keys, self.values, keys, values)
         new = torch.arange(self.next_position, self.next_position + n, device=self.positions.device)
         bias = None
@@ -146,9 +153,10 @@ class KVCache:
         """Join two caches whose positions already follow each other (see `rope.shift` for moving one)."""
         if other.geometry != self.geometry:
             raise PayloadError(f"Caches of different shapes can't be joined: {self.geometry} and {other.geometry}.")
-        if len(other) and int(other.positions[0]) < self.next_position:
+        start = int(other.positions[0]) if len(other) else other.next_position
+        if start < self.next_position:
             raise PayloadError(
-                f"The second cache starts at position {int(other.positions[0])}, inside the first, which ends before "
+                f"The second cache starts at position {start}, inside the first, which ends before "
                 f"{self.next_position}.",
                 fix="Shift it first (kv.rope.shift).",
             )
@@ -172,16 +180,14 @@ class KVCache:
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> KVCache:
         """The same cache on another device or in another number format; itself where nothing changes."""
         target = torch.device(device) if device is not None else None
-        if (target is None or target == self.device) and (dtype is None or dtype == self.dtype):
-            return self
+        keys = tuple(k.to(device=target, dtype=dtype) for k in self.keys)
+        values = tuple(v.to(device=target, dtype=dtype) for v in self.values)
         bias = None if self.bias is None else tuple(b.to(device=target) for b in self.bias)
-        return KVCache(
-            tuple(k.to(device=target, dtype=dtype) for k in self.keys),
-            tuple(v.to(device=target, dtype=dtype) for v in self.values),
-            self.positions.to(device=target),
-            self.next_position,
-            bias,
-        )
+        positions = self.positions.to(device=target)
+        before, after = (*self.keys, *self.values, *(self.bias or ())), (*keys, *values, *(bias or ()))
+        if positions is self.positions and all(a is b for a, b in zip(before, after, strict=True)):
+            return self  # with its arena: a cache that is moved for every turn would otherwise be copied for each
+        return KVCache(keys, values, positions, self.next_position, bias)
 
     @classmethod
     def stacked(cls, keys: Sequence[Tensor], values: Sequence[Tensor], start: int = 0) -> KVCache:

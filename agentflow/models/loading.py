@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +18,7 @@ from agentflow.kv.rope import Rope
 from agentflow.models import attention
 from agentflow.models.embedded import Progress, cache_root, fetch, silent
 from agentflow.models.families import require_plain_cache, text_config
+from agentflow.models.quiet import quiet_transformers
 from agentflow.models.rotary import rope_digest, ropes_of
 from agentflow.models.spec import ModelSpec
 
@@ -123,22 +122,6 @@ def choose_dtype(wanted: str, device: torch.device) -> torch.dtype:
     dtype = getattr(torch, wanted)
     assert isinstance(dtype, torch.dtype)
     return dtype
-
-
-@contextmanager
-def quiet_transformers() -> Iterator[None]:
-    """Keep transformers' own progress bars and warnings off the screen while loading."""
-    from transformers.utils import logging
-
-    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        logging.set_verbosity(level)
-        if bars:
-            logging.enable_progress_bar()
 
 
 def _digest_of_files(folder: Path) -> str:

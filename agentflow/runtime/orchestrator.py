@@ -30,7 +30,7 @@ from agentflow.runtime.state import ItemState
 from agentflow.workflow.graph import build_graph, topological_order
 from agentflow.workflow.templates import evaluate, render, render_value
 
-Probe = Callable[[Unit, Engine, Turnplan], None]
+Probe = Callable[[Unit, Engine, Turnplan, Generation], None]
 
 log = logging.getLogger(__name__)
 
@@ -240,7 +240,7 @@ class Orchestrator:
                 continue
             result, message = close_turn(unit.node, engine, plan, answer)
             if self._probe is not None:
-                self._probe(unit, engine, plan)
+                self._probe(unit, engine, plan, answer)
             if self.binding.outgoing(unit.node):
                 state.messages.setdefault(unit.node, {})[unit.child or 0] = message
             outcomes.append(_Outcome(unit, result))
@@ -280,11 +280,17 @@ class Orchestrator:
             deliveries=deliveries,
             settings=workflow.effective(unit.node),
             seed=self._seed(unit),
-            keep_cache=any(channel.needs_cache for _, channel in self.binding.outgoing(unit.node)),
+            keep_cache=self._keeps_cache(unit.node),
             reuse=self.options.reuse,
             cancelled=self._cancelled.is_set,
             on_token=self._speaker(unit),
         )
+
+    def _keeps_cache(self, node: str) -> bool:
+        """Whether somebody stands on this node's cache: a receiver, the next run (memo), or the probe."""
+        if self._memo is not None or self._probe is not None:
+            return True
+        return any(channel.needs_cache for _, channel in self.binding.outgoing(node))
 
     def _receive(
         self, unit: Unit, state: ItemState, sender: str, number: int, channel: Channel, task: Task

@@ -9,6 +9,7 @@ import json
 import os
 import re
 import secrets
+import shutil
 import time
 from dataclasses import asdict
 from pathlib import Path
@@ -43,7 +44,11 @@ class RunStore:
             folder.mkdir(parents=True)
         except OSError as error:
             raise RunError(f"The folder for runs can't be made: {error.strerror or error}.", where=str(root)) from None
-        write_json(folder / "run.json", {"id": run_id, "workflow": name, **manifest})
+        try:
+            write_json(folder / "run.json", {"id": run_id, "workflow": name, **manifest})
+        except OSError as error:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise RunError(f"The run can't be stored: {error.strerror or error}.", where=str(root)) from None
         return cls(folder)
 
     def __call__(self, event: Event) -> None:

@@ -1,0 +1,95 @@
+"""Options that several verbs share, and the settings they make."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import wraps
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from agentflow.runtime.orchestrator import RunOptions
+
+Function = Callable[..., Any]
+FILE = click.Path(path_type=Path)
+"""A path as it stands: whoever reads it says what is wrong with it."""
+
+
+class Count(click.ParamType[int]):
+    """A whole number, at least 1."""
+
+    name = "N"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """Read it, or say what was expected."""
+        try:
+            number = int(value)
+        except ValueError:
+            number = 0
+        if number < 1:
+            self.fail(f"it must be a whole number, at least 1, not '{value}'.", param, ctx)
+        return number
+
+
+@dataclass(frozen=True)
+class RunSettings:
+    """How `run` and `compare` run.
+
+    Attributes:
+        batch: units of one model that are answered as one batch.
+        runs: the folder that holds stored runs.
+        as_json: print the result for machines.
+        keep_payloads: write every payload into the run's folder, signed with `key` where there is one.
+    """
+
+    seed: int
+    batch: int
+    runs: Path
+    as_json: bool
+    keep_payloads: bool = False
+    key: bytes | None = None
+
+    def options(self, *, reuse: bool = True) -> RunOptions:
+        """The same as the orchestrator takes it; without `reuse` every receiver pays for what it is sent."""
+        from agentflow.runtime.orchestrator import RunOptions
+
+        return RunOptions(
+            seed=self.seed, max_batch=self.batch, reuse=reuse, keep_payloads=self.keep_payloads, signing_key=self.key
+        )
+
+
+def run_options(batch: int) -> Callable[[Function], Function]:
+    """Give a verb the options of every run; they reach it as one argument, `settings`."""
+    decorators = [
+        click.option("--seed", type=int, default=0, show_default=True, help="Equal seeds give equal answers."),
+        click.option(
+            "--batch",
+            type=Count(),
+            default=batch,
+            show_default=True,
+            help="Units answered as one batch; 1 keeps first-token times comparable.",
+        ),
+        click.option("--runs", type=FILE, default=Path("runs"), show_default=True, help="Folder where runs are kept."),
+        json_option,
+    ]
+
+    def decorate(function: Function) -> Function:
+        @wraps(function)
+        def verb(seed: int, batch: int, runs: Path, as_json: bool, **others: Any) -> Any:
+            return function(settings=RunSettings(seed, batch, runs, as_json), **others)
+
+        wrapped: Function = verb
+        for decorator in reversed(decorators):
+            wrapped = decorator(wrapped)
+        return wrapped
+
+    return decorate
+
+
+json_option = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON, and nothing else.")
+task_option = click.option("--task", "task_name", metavar="TASK", help="Score as this task, not as the workflow's own.")
+data_option = click.option("--data", type=FILE, metavar="FILE", help="The task's data file: JSON or JSONL, also .gz.")
+channel_option = click.option("--channel", metavar="CHANNEL", help="Send every message over this channel.")

@@ -1,0 +1,1 @@
+"""Reports of a comparison: terminal, Markdown, JSON, and one self-contained HTML file."""

@@ -1,0 +1,157 @@
+"""Tables, the live view and JSON: nothing cut, nothing obeyed, nothing that is no JSON."""
+
+from __future__ import annotations
+
+import io
+import json
+from dataclasses import dataclass, field
+
+import pytest
+from rich.console import Console
+
+from agentflow.cli import console
+from agentflow.cli.live import LiveView, PlainLines, live
+from agentflow.cli.tables import FiguresTable, failures, figures_json, item_panel
+from agentflow.evaluation.figures import ChannelFigures, ItemFigures
+from agentflow.runtime.events import Event
+from agentflow.runtime.results import ItemResult, NodeResult
+
+FOREIGN = "[red]:fire:\x1b[2J\\"
+
+
+@dataclass
+class Flow:
+    """As much of a workflow as a display looks at."""
+
+    nodes: dict[str, None] = field(default_factory=lambda: {"read": None, "answer": None})
+
+
+def shown(thing, width: int = 100) -> str:
+    stream = io.StringIO()
+    Console(file=stream, width=width, emoji=False).print(thing)
+    return stream.getvalue()
+
+
+def figures(channel: str = "cache", error: str = "") -> ChannelFigures:
+    scores = {} if error else {"exact": 0.5, "contains": 1.0, "recalled": 1.0}
+    item = ItemFigures("item-1", "digits", scores, ("a",), 78, 155, 15, 7_300_000, 0.2, 1.0, error)
+    return ChannelFigures(channel, "exact", (item,))
+
+
+def result(text: str) -> NodeResult:
+    return NodeResult(text, "stop", 81, 0, 15, 0.1, 1.5)
+
+
+@pytest.mark.parametrize("width", [30, 50, 80, 140])
+def test_a_table_of_results_is_never_cut(width):
+    table = shown(FiguresTable("facts", (figures("text"), figures("cache"))), width)
+    assert "…" not in table
+    assert "exact" in table
+    assert "0.500" in table
+    assert max(len(line) for line in table.splitlines()) <= width
+
+
+def test_a_channel_where_everything_failed_has_dashes_beside_one_that_worked():
+    table = shown(FiguresTable("facts", (figures("text", error="lost"), figures("cache"))), 140)
+    assert "nan" not in table
+    assert "0.500" in table
+    assert failures([figures("text", error=FOREIGN)])[0].startswith("[red]failed[/] text, item-1: \\[red]")
+
+
+def test_json_has_null_where_nothing_was_measured(capsys):
+    console.print_json(figures_json(figures(error="lost")))
+    assert json.loads(capsys.readouterr().out)["prefilled"] is None
+
+
+def test_foreign_text_is_shown_and_not_obeyed():
+    outcome = ItemResult("run", {"read": (result(FOREIGN),)}, {"answer": FOREIGN}, {"x/[b]y": FOREIGN})
+    screen = shown(item_panel(outcome))
+    assert screen.count("[red]:fire:") == 2
+    assert "[b]y" in screen
+    assert "\x1b" not in screen
+
+
+def events():
+    yield Event("run_started", 0.0, data={"items": 2})
+    yield Event("node_started", 0.1, "a", "answer", 0)
+    yield Event("node_started", 0.1, "a", "answer", 1)
+    yield Event("message", 0.1, "a", "answer", 0, {"bytes": 1500})
+    yield Event("node_token", 0.2, "a", "answer", 0, {"text": "first"})
+    yield Event("node_token", 0.2, "a", "answer", 1, {"text": "other"})
+    yield Event("node_token", 0.2, "a", "answer", 0, {"text": FOREIGN + "\n世界" * 200})
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 140])
+def test_the_live_view_keeps_its_figures_whole_and_listens_to_one_unit(width):
+    view = LiveView(Flow(), FOREIGN)
+    for event in events():
+        view(event)
+    screen = shown(view, width)
+    assert "2 running" in screen
+    assert "waiting" in screen
+    assert "other" not in screen
+    assert "prefilled" in screen
+    assert "\x1b" not in screen
+    assert max(console_width(line) for line in screen.splitlines()) <= width
+
+
+def console_width(line: str) -> int:
+    from rich.cells import cell_len
+
+    return cell_len(line)
+
+
+def test_the_live_view_counts_what_ended():
+    view = LiveView(Flow(), "facts")
+    for event in events():
+        view(event)
+    view(Event("node_finished", 1.0, "a", "answer", 0, result("x").to_json()))
+    view(Event("node_failed", 1.0, "a", "answer", 1, {"error": "lost"}))
+    view(Event("node_skipped", 1.0, "a", "read", None, {"because": "answer"}))
+    view(Event("node_started", 1.0, "a", "of another workflow"))
+    view(Event("item_finished", 1.0, "a", data={"failed": True}))
+    screen = shown(view)
+    for part in ("1 done, 1 failed", "1 skipped", "1/2"):
+        assert part in screen
+
+
+def test_plain_lines_tell_nodes_of_one_item_and_items_of_many():
+    stream = io.StringIO()
+    lines = PlainLines(Console(file=stream, width=200, emoji=False), "facts")
+    lines(Event("run_started", 0.0, data={"items": 1}))
+    lines(Event("node_finished", 1.0, "a", "answer", 0, result("x").to_json()))
+    lines(Event("node_failed", 1.0, "a", "answer", 1, {"error": FOREIGN}))
+    lines(Event("item_finished", 2.0, "a", data={"failed": False}))
+    told = stream.getvalue()
+    assert "facts: answer[0]: 1.50 s, prefilled 81" in told
+    assert "[red]:fire:\\x1b" in told
+    lines(Event("run_started", 0.0, data={"items": 3}))
+    lines(Event("item_finished", 2.0, "a", data={"failed": False}))
+    assert "/3 items, 2.00 s" in stream.getvalue()
+
+
+def test_the_view_is_plain_where_there_is_no_terminal():
+    with live(Console(file=io.StringIO()), Flow(), "x") as listener:
+        assert isinstance(listener, PlainLines)
+    with live(Console(file=io.StringIO(), force_terminal=True), Flow(), "x") as listener:
+        assert isinstance(listener, LiveView)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0.0123, "12 ms"), (1.5, "1.50 s"), (120, "2.0 min"), (float("nan"), "–")],
+)
+def test_durations(value, text):
+    assert console.seconds(value) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(999, "999 B"), (1500, "1.5 KB"), (7.3e6, "7.3 MB"), (2.5e9, "2.50 GB"), (float("nan"), "–")],
+)
+def test_amounts(value, text):
+    assert console.amount(value) == text
+
+
+def test_counts_have_their_plural():
+    assert [console.count(n, "edge") for n in (0, 1, 1200)] == ["0 edges", "1 edge", "1,200 edges"]
