@@ -3,14 +3,14 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
-N ?= 12
+N ?= 8
 
 .PHONY: demo test test-slow docs clean
 
 # DATA=file adds ten items of HotpotQA from a file of yours.
 demo: $(VENV)/.installed
-	$(BIN)/agentflow compare private_facts -n $(N) --channels text,cache
-	$(if $(DATA),$(BIN)/agentflow compare hotpotqa --data $(DATA) -n 10 --channels text,cache)
+	$(BIN)/agentflow compare private_facts -n $(N)
+	$(if $(DATA),$(BIN)/agentflow compare hotpotqa --data $(DATA) -n 10)
 
 test: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

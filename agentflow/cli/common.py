@@ -101,16 +101,16 @@ def load_engines(specs: Sequence[Any]) -> EnginePool:
     return pool
 
 
-def check_runs_folder(folder: Path) -> None:
+def check_runs_folder(folder: Path, option: str = "--runs") -> None:
     """Refuse a folder that can't take a run, before any model is loaded for it. Nothing is made."""
     there = folder
     while not os.path.lexists(there) and there != there.parent:
         there = there.parent
     if not there.is_dir():
-        raise UserError(f"Runs can't be kept here: {there} is not a folder.", where=f"--runs {folder}")
+        raise UserError(f"Runs can't be kept here: {there} is not a folder.", where=f"{option} {folder}")
     if not os.access(there, os.W_OK | os.X_OK):
-        fix = "Name another folder with --runs."
-        raise UserError(f"Runs can't be kept here: {there} can't be written to.", where=f"--runs {folder}", fix=fix)
+        fix = f"Name another folder with {option}."
+        raise UserError(f"Runs can't be kept here: {there} can't be written to.", where=f"{option} {folder}", fix=fix)
 
 
 def signing_key(path: Path | None) -> bytes | None:

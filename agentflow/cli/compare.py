@@ -82,7 +82,7 @@ def command(
     items = items_for(loaded, task, data, limit, seed)
     bindings = [bind(loaded.with_channel(spec)) for spec in specs]
     folder = out_folder or _folder(loaded, task, data, len(items), seed)
-    check_runs_folder(folder)
+    check_runs_folder(folder, "--out")
     figures = _published(published)
     pool = load_engines([spec for binding in bindings for spec in binding.models.values()])
     options = CompareOptions(controls=chosen, seed=seed, probe=not no_likelihood, out=folder, published=figures)

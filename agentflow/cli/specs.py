@@ -20,7 +20,7 @@ def channel_specs(text: str, option: str = "--channels") -> list[ChannelSpec]:
     from agentflow.channels.registry import make_channel
     from agentflow.workflow.parts import ChannelSpec
 
-    entries = [e for e in _list(text, option) if e not in (None, "")]
+    entries = _list(text, option) if text.strip(" ,") else []
     if not entries:
         raise UserError("There is no channel to compare.", where=option, fix="Name some: text,cache.")
     specs = []

@@ -12,12 +12,26 @@ from tests.cli.conftest import FACTS, files_below
 def test_text_and_cache_give_the_same_answers_and_the_cache_prefills_less(cli, place):
     ended = cli("compare", "facts.yaml", "-n", "2", "--json")
     assert ended.code == 0, ended.err
-    text, cache = ended.json["channels"]
-    assert [i["answers"] for i in text["items"]] == [i["answers"] for i in cache["items"]]
-    assert all(any(answers) for answers in (i["answers"] for i in text["items"]))
-    assert text["reused"] == 0, "a comparison must not profit from what another channel computed"
-    assert cache["prefilled"] + cache["reused"] == text["prefilled"]
-    assert len(list((place / "runs").iterdir())) == 2
+    rows = ended.json["comparison"]["rows"]
+    text, cache = ([r for r in rows if r["arm"] == arm] for arm in ("text", "cache"))
+    assert [r["answers"] for r in text] == [r["answers"] for r in cache]
+    assert all(any(r["answers"]) for r in text)
+    assert all(r["reused"] == 0 for r in text), "a comparison must not profit from what another channel computed"
+    assert [r["prefilled"] + r["reused"] for r in cache] == [r["prefilled"] for r in text]
+    (folder,) = (place / "runs" / "compare").iterdir()
+    assert {p.name for p in folder.iterdir()} >= {"report.html", "report.md", "report.json", "rows.jsonl"}
+
+
+def test_a_comparison_that_is_given_again_computes_nothing_and_reports_the_same(cli, place):
+    first = cli("compare", "facts.yaml", "-n", "2", "--out", "mine", "--controls", "none", "--json")
+    rows = (place / "mine" / "rows.jsonl").read_text()
+    again = cli("compare", "facts.yaml", "-n", "2", "--out", "mine", "--controls", "none", "--json")
+    assert again.code == 0, again.err
+    assert (place / "mine" / "rows.jsonl").read_text() == rows
+    assert again.json["summary"] == first.json["summary"]
+    other = cli("compare", "facts.yaml", "-n", "3", "--out", "mine", "--controls", "none")
+    assert other.code == 2
+    assert "holds another comparison" in other.err
 
 
 def test_a_run_over_a_task_prints_its_scores_and_where_it_is_stored(cli, place):
