@@ -151,10 +151,10 @@ class _Run:
         return True
 
     def comparison(self) -> Comparison:
-        """Everything so far."""
+        """Everything so far; rows of arms that an earlier command had and this one has not stay in the file only."""
         order = {arm.name: n for n, arm in enumerate(self.arms)}
         place = {item.id: n for n, item in enumerate(self.items)}
-        rows = sorted(self.rows.values(), key=lambda r: (place[r.item], order[r.arm]))
+        rows = sorted((r for r in self.rows.values() if r.arm in order), key=lambda r: (place[r.item], order[r.arm]))
         return Comparison(
             workflow=self.workflow.name,
             task=self.task.name,

@@ -98,4 +98,10 @@ def describe(path: Path, *, key: bytes | None = None) -> dict[str, Any]:
     with safe_open(path, "pt") as file:  # verified above
         seal = file.metadata()
     signed = set(seal["signature"]) != {"0"}
-    return {"header": header, "body": body, "digest": seal["digest"], "signed": signed, "file_bytes": path.stat().st_size}
+    return {
+        "header": header,
+        "body": body,
+        "digest": seal["digest"],
+        "signed": signed,
+        "file_bytes": path.stat().st_size,
+    }

@@ -71,6 +71,25 @@ class Engine:
         return int(limit) if limit else None
 
     @property
+    def attention_scale(self) -> float:
+        """What the model multiplies its attention logits by."""
+        for module in self.loaded.model.modules():
+            if hasattr(module, "layer_idx") and hasattr(module, "scaling"):
+                return float(module.scaling)
+        heads, width, _ = self.fingerprint.geometry.layers[0]
+        del heads
+        return float(width**-0.5)
+
+    @property
+    def has_windows(self) -> bool:
+        """Whether some layers see only a window of positions."""
+        config = self.loaded.model.config.get_text_config()
+        kinds = getattr(config, "layer_types", None)
+        if kinds:
+            return any("sliding" in str(kind) for kind in kinds)
+        return bool(getattr(config, "sliding_window", None) and getattr(config, "use_sliding_window", True))
+
+    @property
     def bytes_per_position(self) -> int:
         """What one position of a cache costs."""
         return self.fingerprint.geometry.scalars_per_position * self.loaded.dtype.itemsize

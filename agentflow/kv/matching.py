@@ -1,0 +1,215 @@
+"""Attention Matching: fewer keys and values that answer the same queries the same way.
+
+After "Fast KV Compaction via Attention Matching" (arXiv 2602.16284), with the shared selection of Latent Briefing.
+For reference queries q, keep keys C1 = K[S] and find a bias β and values C2 so that
+
+    softmax(q C1ᵀ + β) C2  ≈  softmax(q Kᵀ) V      and      Σ_S exp(q·k + β)  ≈  Σ exp(q·k),
+
+the attention *output* and the attention *mass*. Dividing the second by the full mass turns it into `A w = 1` with
+A = softmax(q Kᵀ)[:, S] and w = exp(β): a box-constrained least-squares problem. Given w, C2 is a ridge regression.
+Because the positions are the same for all heads, every layer and head has the same shapes: a few batched solves.
+
+With few queries both problems are under-determined. Both are therefore regularised toward doing nothing: w toward
+one, C2 toward the original values. The ridge is solved in its dual form, over queries instead of positions, by
+Cholesky (batched LU is wrong in some CPU builds of PyTorch).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+STEPS = 60
+BLOCK_BYTES = 256 << 20
+"""Attention probabilities that are held at once, in float32."""
+
+
+@dataclass(frozen=True, eq=False)
+class Fit:
+    """A compaction's result.
+
+    Attributes:
+        bias: per layer `(kv_heads, kept)`, or None where it was not fitted.
+        values: per layer `(kv_heads, kept, value_dim)`.
+        output_error: on queries that took no part in the fit, ‖approximate − full‖ / ‖full‖ of the attention output,
+            mean over layers and heads.
+        mass_error: |Σ_S w A − 1| there, likewise.
+    """
+
+    bias: tuple[Tensor, ...] | None
+    values: tuple[Tensor, ...]
+    output_error: float
+    mass_error: float
+
+
+def attention_scores(queries: Sequence[Tensor], keys: Sequence[Tensor], scale: float) -> Tensor:
+    """How much reference queries look at each position: root mean square of the attention probabilities.
+
+    Args:
+        queries: per layer `(heads, n, head_dim)`, after RoPE.
+        keys: per layer `(kv_heads, T, head_dim)`.
+        scale: of the logits.
+
+    Returns:
+        `(layers, heads, T)` in float32.
+    """
+    found = []
+    for layers in _blocks(queries, keys):
+        probabilities = _probabilities(queries, keys, layers, scale)
+        b, kv_heads, rows, length = probabilities.shape
+        n = queries[layers[0]].shape[1]
+        rms = probabilities.reshape(b, kv_heads, rows // n, n, length).square_().mean(dim=3).sqrt_()
+        found.append(rms.reshape(b, -1, length))
+    return torch.cat(found)
+
+
+def fit(
+    queries: Sequence[Tensor],
+    keys: Sequence[Tensor],
+    values: Sequence[Tensor],
+    kept: Tensor,
+    scale: float,
+    *,
+    bias: bool = True,
+    refit_values: bool = True,
+    ridge: float = 0.01,
+    bounds: tuple[float, float] = (0.1, 20.0),
+    held_out: int = 4,
+) -> Fit:
+    """Fit β and the values of the kept positions to the reference queries.
+
+    Args:
+        queries, keys: as in `attention_scores`; `values` per layer `(kv_heads, T, value_dim)`.
+        kept: `(kept,)` positions for all heads, or `(layers, kv_heads, kept)` of each head's own.
+        bias: fit β; otherwise it is zero.
+        refit_values: fit the values; otherwise they stay.
+        ridge: λ as a share of the mean of the Gram matrix's diagonal.
+        bounds: box of w = exp(β).
+        held_out: every so many-th query takes no part in the fit and measures it; 0 measures on all of them.
+    """
+    biases: list[Tensor] = []
+    new_values: list[Tensor] = []
+    errors: list[Tensor] = []
+    for layers in _blocks(queries, keys):
+        probabilities = _probabilities(queries, keys, layers, scale)
+        v = torch.stack([values[layer] for layer in layers]).float()
+        index = _index(kept, layers, probabilities)
+        a = probabilities.gather(3, index.unsqueeze(2).expand(-1, -1, probabilities.shape[2], -1))
+        own = v.gather(2, index.unsqueeze(3).expand(-1, -1, -1, v.shape[3]))
+        target = probabilities @ v
+        use, check = _parts(queries[layers[0]].shape[1], probabilities.shape[2], held_out, probabilities.device)
+        w = mass_weights(a[:, :, use], bounds) if bias else torch.ones_like(a[:, :, 0])
+        made = own
+        if refit_values:
+            made = refit(_normalised(a[:, :, use], w), own, target[:, :, use], ridge)
+        errors.append(_errors(a[:, :, check], w, made, target[:, :, check]))
+        biases += list(w.log().unbind())
+        new_values += [m.to(values[layer].dtype) for m, layer in zip(made.unbind(), layers, strict=True)]
+    output_error, mass_error = torch.cat(errors, dim=1).mean(dim=1).tolist()
+    return Fit(tuple(biases) if bias else None, tuple(new_values), output_error, mass_error)
+
+
+def mass_weights(a: Tensor, bounds: tuple[float, float], *, pull: float = 1e-3, steps: int | None = None) -> Tensor:
+    """Box-constrained least squares `min ‖A w − 1‖² + pull·s·‖w − 1‖²`, by accelerated projected gradient from ones.
+
+    Args:
+        a: `(…, rows, kept)` attention probabilities at the kept positions.
+        pull: toward one, as a share of the largest eigenvalue s of AᵀA.
+
+    Returns:
+        `(…, kept)`.
+    """
+    top = _largest_eigenvalue(a)
+    mu = pull * top
+    step = 1.0 / (1.1 * top + mu)  # power iteration comes from below
+    w = look = torch.ones_like(a[..., 0, :])
+    momentum = 1.0
+    for _ in range(steps or STEPS):
+        residual = torch.einsum("...rk,...k->...r", a, look) - 1.0
+        gradient = torch.einsum("...rk,...r->...k", a, residual) + mu * (look - 1.0)
+        new = (look - step * gradient).clamp_(*bounds)
+        following = (1.0 + (1.0 + 4.0 * momentum**2) ** 0.5) / 2.0
+        look = new + ((momentum - 1.0) / following) * (new - w)
+        w, momentum = new, following
+    return w
+
+
+def refit(x: Tensor, values: Tensor, target: Tensor, ridge: float) -> Tensor:
+    """Values C with `X C ≈ Y` that stay close to what they were: `V + Xᵀ (X Xᵀ + λ I)⁻¹ (Y − X V)`.
+
+    Args:
+        x: `(…, rows, kept)` attention over the kept positions; `values (…, kept, dim)`, `target (…, rows, dim)`.
+        ridge: λ as a share of the mean of the Gram matrix's diagonal.
+    """
+    gram = x @ x.transpose(-1, -2)
+    diagonal = gram.diagonal(dim1=-2, dim2=-1)
+    lam = (ridge * diagonal.mean(dim=-1, keepdim=True)).clamp_min(1e-10)
+    gram.diagonal(dim1=-2, dim2=-1).add_(lam)
+    factor = torch.linalg.cholesky(gram)
+    return values + x.transpose(-1, -2) @ torch.cholesky_solve(target - x @ values, factor)
+
+
+def _blocks(queries: Sequence[Tensor], keys: Sequence[Tensor]) -> Iterator[list[int]]:
+    """Layers of one shape, as many at once as their attention probabilities may take."""
+    block: list[int] = []
+    for layer, (q, k) in enumerate(zip(queries, keys, strict=True)):
+        alike = not block or (q.shape == queries[block[0]].shape and k.shape == keys[block[0]].shape)
+        each = 4 * q.shape[0] * q.shape[1] * k.shape[1]
+        if block and (not alike or (len(block) + 1) * each > BLOCK_BYTES):
+            yield block
+            block = []
+        block.append(layer)
+    if block:
+        yield block
+
+
+def _probabilities(queries: Sequence[Tensor], keys: Sequence[Tensor], layers: list[int], scale: float) -> Tensor:
+    """`(layers, kv_heads, group·n, T)` attention of the grouped queries over all keys, in float32."""
+    k = torch.stack([keys[layer] for layer in layers]).float()
+    q = torch.stack([queries[layer] for layer in layers]).float()
+    b, heads, n, d = q.shape
+    grouped = q.reshape(b, k.shape[1], heads // k.shape[1] * n, d)
+    return (grouped @ k.transpose(-1, -2)).mul_(scale).softmax(dim=-1)
+
+
+def _index(kept: Tensor, layers: list[int], probabilities: Tensor) -> Tensor:
+    """`(layers, kv_heads, kept)` positions for this block."""
+    if kept.ndim == 1:
+        return kept.to(probabilities.device).expand(len(layers), probabilities.shape[1], -1)
+    return kept[layers].to(probabilities.device)
+
+
+def _parts(n: int, rows: int, held_out: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Rows to fit on and rows to measure on; a query token is in one part with all heads of its group."""
+    token = torch.arange(rows, device=device) % n
+    out = (token % held_out == held_out - 1) if held_out and n >= 2 * held_out else torch.zeros_like(token) > 0
+    every = torch.arange(rows, device=device)
+    return every[~out], every[out] if bool(out.any()) else every
+
+
+def _normalised(a: Tensor, w: Tensor) -> Tensor:
+    weighted = a * w.unsqueeze(-2)
+    return weighted / weighted.sum(dim=-1, keepdim=True).clamp_min(1e-20)
+
+
+def _errors(a: Tensor, w: Tensor, values: Tensor, target: Tensor) -> Tensor:
+    """Relative output error and mass error `(2, layers·kv_heads)`."""
+    made = _normalised(a, w) @ values
+    output = (made - target).norm(dim=(-2, -1)) / target.norm(dim=(-2, -1)).clamp_min(1e-12)
+    mass = ((a * w.unsqueeze(-2)).sum(dim=-1) - 1.0).abs().mean(dim=-1)
+    return torch.stack([output.flatten(), mass.flatten()])
+
+
+def _largest_eigenvalue(a: Tensor, rounds: int = 12) -> Tensor:
+    """Of AᵀA, by power iteration: `(…, 1)`. The Frobenius norm bounds it from above."""
+    vector = torch.ones_like(a[..., 0, :])
+    size = a.new_zeros(a.shape[:-2])
+    for _ in range(rounds):
+        vector = torch.einsum("...rk,...r->...k", a, torch.einsum("...rk,...k->...r", a, vector))
+        size = vector.norm(dim=-1)
+        vector = vector / size.clamp_min(1e-30).unsqueeze(-1)
+    bound = a.square().sum(dim=(-2, -1))
+    return torch.minimum(size, bound).clamp_min(1e-12).unsqueeze(-1)

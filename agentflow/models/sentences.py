@@ -1,0 +1,38 @@
+"""Sentences of a token sequence: which tokens belong together, and their text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+_END = (".", "!", "?", '."', '!"', '?"', ".”", ":")
+
+
+def sentences_of(tokenizer: Any, token_ids: Sequence[int]) -> tuple[Tensor, list[str]]:
+    """Number the sentence of each token.
+
+    A sentence ends with a line, with a special token, or where `.`, `!`, `?` or `:` is followed by a space.
+
+    Returns:
+        `(T,)` sentence numbers, -1 for special tokens; and the sentences' texts.
+    """
+    special = set(tokenizer.all_special_ids)
+    pieces = tokenizer.batch_decode([[i] for i in token_ids])
+    numbers: list[int] = []
+    texts: list[str] = []
+    fresh = True
+    for n, (token, piece) in enumerate(zip(token_ids, pieces, strict=True)):
+        if token in special:
+            numbers.append(-1)
+            fresh = True
+            continue
+        if fresh:
+            texts.append("")
+        texts[-1] += piece
+        numbers.append(len(texts) - 1)
+        following = pieces[n + 1] if n + 1 < len(pieces) else " "
+        fresh = "\n" in piece or (piece.rstrip().endswith(_END) and following[:1].isspace())
+    return torch.tensor(numbers, dtype=torch.long), texts
