@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from agentflow.models.requests import Generation, Request, Sampling
     from agentflow.models.spec import ModelSpec, resolve_model
     from agentflow.runtime.flow import Flow, load_workflow
-    from agentflow.runtime.orchestrator import RunOptions
+    from agentflow.runtime.options import RunOptions
 
 _HOMES = {
     "Channel": "channels.base",
@@ -39,7 +39,7 @@ _HOMES = {
     "ModelSpec": "models.spec",
     "Payload": "kv.payload",
     "Request": "models.requests",
-    "RunOptions": "runtime.orchestrator",
+    "RunOptions": "runtime.options",
     "Sampling": "models.requests",
     "Task": "channels.base",
     "UserError": "errors",

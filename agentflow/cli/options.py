@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 if TYPE_CHECKING:
-    from agentflow.runtime.orchestrator import RunOptions
+    from agentflow.runtime.options import RunOptions
 
 Function = Callable[..., Any]
 FILE = click.Path(path_type=Path)
@@ -54,7 +54,7 @@ class RunSettings:
 
     def options(self, *, reuse: bool = True) -> RunOptions:
         """The same as the orchestrator takes it; without `reuse` every receiver pays for what it is sent."""
-        from agentflow.runtime.orchestrator import RunOptions
+        from agentflow.runtime.options import RunOptions
 
         return RunOptions(
             seed=self.seed, max_batch=self.batch, reuse=reuse, keep_payloads=self.keep_payloads, signing_key=self.key

@@ -30,7 +30,8 @@ from agentflow.evaluation.rows import Arm, Comparison, Row
 from agentflow.models.pool import EnginePool
 from agentflow.runtime.binding import Binding, bind
 from agentflow.runtime.memo import Memo
-from agentflow.runtime.orchestrator import Orchestrator, RunOptions
+from agentflow.runtime.options import RunOptions
+from agentflow.runtime.orchestrator import Orchestrator
 from agentflow.runtime.runs import write_json
 from agentflow.tasks.base import Item, Task
 from agentflow.workflow.parts import ChannelSpec

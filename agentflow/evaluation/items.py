@@ -10,7 +10,8 @@ from agentflow.evaluation.inputs import inputs_of
 from agentflow.models.pool import EnginePool
 from agentflow.runtime.binding import bind
 from agentflow.runtime.events import Listener
-from agentflow.runtime.orchestrator import Orchestrator, RunOptions
+from agentflow.runtime.options import RunOptions
+from agentflow.runtime.orchestrator import Orchestrator
 from agentflow.runtime.runs import RunStore
 from agentflow.tasks.base import Item, Task
 from agentflow.workflow.schema import Workflow

@@ -31,15 +31,17 @@ class Binding:
         """The model that runs a node."""
         return self.models[self.workflow.nodes[node].agent]
 
-    def incoming(self, node: str) -> list[tuple[Edge, Channel]]:
-        """Edges into a node with their channels, in the order they are written."""
-        pairs = zip(self.workflow.edges, self.channels, strict=True)
-        return [(edge, channel) for edge, channel in pairs if edge.receiver == node]
+    def incoming(self, node: str) -> list[tuple[int, Edge, Channel]]:
+        """Edges into a node with their numbers and channels, in the order they are written."""
+        return [entry for entry in self._edges() if entry[1].receiver == node]
 
-    def outgoing(self, node: str) -> list[tuple[Edge, Channel]]:
-        """Edges out of a node with their channels."""
+    def outgoing(self, node: str) -> list[tuple[int, Edge, Channel]]:
+        """Edges out of a node with their numbers and channels."""
+        return [entry for entry in self._edges() if entry[1].sender == node]
+
+    def _edges(self) -> list[tuple[int, Edge, Channel]]:
         pairs = zip(self.workflow.edges, self.channels, strict=True)
-        return [(edge, channel) for edge, channel in pairs if edge.sender == node]
+        return [(number, edge, channel) for number, (edge, channel) in enumerate(pairs)]
 
 
 def bind(workflow: Workflow) -> Binding:

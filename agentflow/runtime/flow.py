@@ -10,7 +10,8 @@ from typing import Any
 from agentflow.models.pool import EnginePool
 from agentflow.runtime.binding import Binding, bind
 from agentflow.runtime.events import Listener
-from agentflow.runtime.orchestrator import Orchestrator, RunOptions
+from agentflow.runtime.options import RunOptions
+from agentflow.runtime.orchestrator import Orchestrator
 from agentflow.runtime.results import ItemResult
 from agentflow.runtime.runs import RunStore
 from agentflow.workflow.inputs import resolve_inputs

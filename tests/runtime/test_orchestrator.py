@@ -10,7 +10,8 @@ import pytest
 from agentflow.errors import WorkflowError
 from agentflow.kv.wire import read_payload
 from agentflow.runtime.binding import bind
-from agentflow.runtime.orchestrator import Orchestrator, RunOptions
+from agentflow.runtime.options import RunOptions
+from agentflow.runtime.orchestrator import Orchestrator
 from agentflow.runtime.results import NodeResult
 from agentflow.runtime.runs import RunStore, read_events
 

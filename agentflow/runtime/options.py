@@ -1,0 +1,25 @@
+"""How a workflow is run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunOptions:
+    """How to run.
+
+    Attributes:
+        seed: every unit's own seed is derived from it, its item, node and child.
+        max_batch: units of one model that are answered as one batch.
+        reuse: look for token prefixes that were computed before, also by other nodes. Off in comparisons, where
+            every receiver must pay for what it is sent.
+        keep_payloads: write every payload into the run's folder.
+        signing_key: signs them.
+    """
+
+    seed: int = 0
+    max_batch: int = 8
+    reuse: bool = True
+    keep_payloads: bool = False
+    signing_key: bytes | None = None
