@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 N ?= 8
 
-.PHONY: demo test test-slow docs clean
+.PHONY: demo test test-slow bench docs clean
 
 # DATA=file adds ten items of HotpotQA from a file of yours.
 demo: $(VENV)/.installed
@@ -20,6 +20,11 @@ test: $(VENV)/.installed-dev
 
 test-slow: $(VENV)/.installed-dev
 	$(BIN)/pytest -m "slow and not gpu"
+
+# Benchmarks beside their peers; the last line of each is one JSON object.
+bench: $(VENV)/.installed
+	$(PIP) install --quiet --constraint constraints.txt --editable '.[bench]'
+	for name in handover fanout payload trajectory; do $(BIN)/python -m benchmarks.$$name || exit 1; done
 
 # The reference pages that are generated from the schema and the help texts.
 docs: $(VENV)/.installed

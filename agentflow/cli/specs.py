@@ -38,13 +38,14 @@ def channel_specs(text: str, option: str = "--channels") -> list[ChannelSpec]:
 
 
 def control_names(text: str, known: Sequence[str], option: str = "--controls") -> tuple[str, ...]:
-    """`all`, `none`, or names separated by commas."""
+    """`all`, `none`, or names separated by commas; `mismatched(cache)` is the control of one channel alone."""
     if text.strip() in ("all", "none"):
         return tuple(known) if text.strip() == "all" else ()
     names = tuple(n.strip() for n in text.split(",") if n.strip())
     for name in names:
-        if name not in known:
-            raise UserError(f"Unknown control '{name}'.", where=option, fix=did_you_mean(name, known))
+        kind = name.partition("(")[0]
+        if kind not in known:
+            raise UserError(f"Unknown control '{kind}'.", where=option, fix=did_you_mean(kind, known))
     return names
 
 

@@ -48,17 +48,22 @@ class Variation:
 
 
 def arms_of(channels: Sequence[ChannelSpec], controls: Sequence[str], bindings: Mapping[str, Binding]) -> list[Arm]:
-    """Channels first, then the controls that make sense beside them."""
+    """Channels first, then the controls that make sense beside them.
+
+    Args:
+        controls: names, each for every channel that it applies to; `mismatched(cache)` is for that channel alone.
+    """
     named = [(label(spec.name, spec.settings), spec) for spec in channels]
     arms = [Arm(name, "channel", spec.name, dict(spec.settings)) for name, spec in named]
     for control in controls:
         if control in (NO_MESSAGE, SENDER_ALONE):
             arms.append(Arm(control, "control", control=control))
             continue
+        kind, _, about = control.partition("(")
         arms += [
-            Arm(f"{control}({name})", "control", spec.name, dict(spec.settings), control=control)
+            Arm(f"{kind}({name})", "control", spec.name, dict(spec.settings), control=kind)
             for name, spec in named
-            if _applies(control, bindings[name])
+            if about in ("", f"{name})") and _applies(kind, bindings[name])
         ]
     return arms
 

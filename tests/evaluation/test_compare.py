@@ -181,3 +181,15 @@ def test_a_probe_of_another_node_scores_nothing():
     probe = AnswerProbe("elsewhere", ["x"])
     assert probe.nll is None
     assert probe.kl is None
+
+
+def test_a_control_may_be_asked_for_one_channel_alone(workflow, task, engines):
+    found = run(workflow, task, engines, n=1, options=CompareOptions(controls=("mismatched(cache)", "zero")))
+    assert [arm.name for arm in found.arms if arm.kind == "control"] == ["mismatched(cache)", "zero(cache)"]
+
+
+def test_fewer_arms_than_before_leave_the_other_rows_in_the_file(workflow, task, engines, tmp_path):
+    run(workflow, task, engines, n=1, options=CompareOptions(out=tmp_path / "o"))
+    fewer = run(workflow, task, engines, n=1, channels=("text",), options=CompareOptions(out=tmp_path / "o"))
+    assert {row.arm for row in fewer.rows} == {"text"}
+    assert len((tmp_path / "o" / "rows.jsonl").read_text().splitlines()) == 2

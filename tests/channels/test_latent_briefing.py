@@ -1,0 +1,148 @@
+"""Latent briefing on tiny models: exact where nothing is dropped, at the right positions, honest about losses."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from agentflow.channels.base import Message, Task
+from agentflow.channels.registry import make_channel
+from agentflow.errors import ChannelError
+from agentflow.kv.payload import Turn
+from agentflow.kv.wire import read_payload, write_payload
+from agentflow.models.chat import conversation, join, render
+from agentflow.models.engine import Engine
+from agentflow.models.heads import save_weights
+from agentflow.models.requests import Request
+from tests.tiny import make_engine, tiny_engine, tiny_model
+
+WORDS = "the code of room seven is red. remember blue and green! who is in paris? london answers. " * 2
+TURNS = (Turn("system", "be brief"), Turn("user", WORDS), Turn("assistant", "ok"))
+
+
+def message(engine, *, cache=True):
+    ids = tuple(render(engine.tokenizer, TURNS, reply=False))
+    return Message("read", TURNS, "ok", ids if cache else (), engine.prefill(ids) if cache else None, engine)
+
+
+def over(engine, *, sender=None, **settings):
+    """Payload, context and answer of one message over the channel with these settings."""
+    channel = make_channel("latent_briefing", settings)
+    task = Task("what is the code of room seven?", "", engine)
+    payload = channel.send(sender or message(engine), task)
+    context = channel.receive(payload, engine)
+    ids = render(engine.tokenizer, conversation("", task.prompt, context.turns), reply=True)
+    joined = join(ids, context.cache, context.token_ids)
+    return payload, context, engine.generate([Request(joined.suffix, joined.prefix, max_new_tokens=10)])[0]
+
+
+def by_cache(engine):
+    channel, task = make_channel("cache"), Task("what is the code of room seven?", "", engine)
+    context = channel.receive(channel.send(message(engine), task), engine)
+    ids = render(engine.tokenizer, conversation("", task.prompt, context.turns), reply=True)
+    joined = join(ids, context.cache, context.token_ids)
+    return engine.generate([Request(joined.suffix, joined.prefix, max_new_tokens=10)])[0]
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2-yarn", "qwen3", "olmo2", "gpt-neox", "qwen3-moe"])
+@pytest.mark.parametrize("refit", ["none", "beta", "values", "both"])
+def test_keeping_everything_is_the_cache_channel(family, refit):
+    engine = tiny_engine(family)
+    payload, context, answer = over(engine, threshold="ratio", ratio=1.0, refit=refit)
+    assert answer.token_ids == by_cache(engine).token_ids
+    assert payload.stats["kept_share"] == 1.0
+    assert payload.stats["output_error"] < 1e-3
+    assert context.cache.next_position == payload.header.tokens
+
+
+@pytest.mark.parametrize("selection", ["shared", "per_head"])
+@pytest.mark.parametrize("score", ["task", "own", "random"])
+@pytest.mark.parametrize("smooth", [1, 5, "sentence"])
+def test_a_share_is_kept_and_new_tokens_stand_behind_the_original_length(selection, score, smooth):
+    engine = tiny_engine()
+    payload, context, answer = over(
+        engine, threshold="ratio", ratio=0.4, selection=selection, score=score, smooth=smooth, sinks=3
+    )
+    full = payload.header.tokens
+    assert len(context.cache) == payload.header.kept == round(0.4 * full)
+    assert context.cache.next_position == full
+    assert answer.reused == len(context.cache)
+    assert f"{len(context.cache)} of {full} positions kept" in payload.header.losses
+    assert all(bool(torch.isfinite(v).all()) for v in context.cache.values)
+
+
+def test_the_threshold_decides_how_much_is_kept():
+    engine = tiny_engine()
+    kept = [over(engine, t=t)[0].header.kept for t in (-1.0, 0.0, 1.0, 4.0)]
+    assert kept == sorted(kept, reverse=True)
+    assert over(engine, threshold="top_k", top_k=20)[0].header.kept == 20
+    assert over(engine, t="auto")[0].header.kept > 0
+
+
+def test_more_reference_queries_are_taken_when_asked():
+    engine = tiny_engine()
+    answers = [over(engine, threshold="ratio", ratio=0.3, queries=q)[0] for q in ("task", "repeat", "both")]
+    values = [p.body.cache.values[0] for p in answers]
+    assert not torch.equal(values[0], values[1])
+    assert not torch.equal(values[0], values[2])
+
+
+def test_a_sender_of_other_weights_is_encoded_by_the_receiver_and_only_its_new_end_the_second_time():
+    receiver = Engine(tiny_engine().loaded)
+    sender = make_engine(tiny_model(seed=5), "other")
+    first = over(receiver, sender=message(sender))[0]
+    again = over(receiver, sender=message(sender))[0]
+    own = over(receiver, sender=message(receiver))[0]
+    assert first.stats["trajectory_tokens"] == first.header.tokens
+    assert again.stats["trajectory_tokens"] == 0
+    assert torch.equal(first.body.cache.positions, own.body.cache.positions)
+    assert first.header.fingerprint == receiver.fingerprint
+
+
+def test_a_remote_sender_needs_words_only():
+    engine = Engine(tiny_engine().loaded)
+    remote = Message("remote", TURNS, "ok")
+    assert over(engine, sender=remote)[2].token_ids == over(engine, sender=message(engine))[2].token_ids
+
+
+@pytest.mark.parametrize(("on_loss", "kind"), [("warn", "CacheBody"), ("text", "TextBody"), ("full", "CacheBody")])
+def test_a_loss_beyond_the_bound_is_warned_of_or_avoided(on_loss, kind):
+    engine = tiny_engine()
+    payload, _, answer = over(engine, threshold="ratio", ratio=0.1, refit="none", max_loss=1e-6, on_loss=on_loss)
+    assert payload.stats["bound_passed"] == 1.0
+    assert type(payload.body).__name__ == kind
+    if on_loss != "warn":
+        assert answer.token_ids == by_cache(engine).token_ids
+        assert "loss bound" in payload.header.losses[-1]
+    assert over(engine, threshold="ratio", ratio=0.5, max_loss=1e6)[0].stats["bound_passed"] == 0.0
+
+
+def test_a_briefing_travels_as_a_file(tmp_path):
+    engine = tiny_engine()
+    payload, context, _ = over(engine, threshold="ratio", ratio=0.3)
+    write_payload(payload, tmp_path / "p.safetensors")
+    read = make_channel("latent_briefing").receive(read_payload(tmp_path / "p.safetensors"), engine)
+    pairs = zip((*context.cache.values, *context.cache.bias), (*read.cache.values, *read.cache.bias), strict=True)
+    assert all(torch.equal(a, b) for a, b in pairs)
+
+
+def test_models_with_windows_are_refused_by_name():
+    with pytest.raises(ChannelError, match="sliding-window layers"):
+        over(tiny_engine("mistral-sliding"))
+
+
+def test_head_weights_choose_who_votes_and_wrong_files_are_clear_errors(tmp_path):
+    engine = tiny_engine()
+    weights = torch.zeros(4, 4)
+    weights[3, 1] = 1.0
+    save_weights(tmp_path / "w.json", weights)
+    plain = {"threshold": "ratio", "ratio": 0.3, "prior": "none", "first_layer": 0.0}
+    chosen = over(engine, head_weights=str(tmp_path / "w.json"), **plain)[0]
+    assert not torch.equal(chosen.body.cache.positions, over(engine, **plain)[0].body.cache.positions)
+    save_weights(tmp_path / "w.json", torch.ones(2, 2))
+    for name, what in (("w.json", "don't fit"), ("gone.json", "can't be read")):
+        with pytest.raises(ChannelError, match=what):
+            over(engine, head_weights=str(tmp_path / name))
+    (tmp_path / "x.json").write_text("[]")
+    with pytest.raises(ChannelError, match="no file of head weights"):
+        over(engine, head_weights=str(tmp_path / "x.json"))
