@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 
 import torch
@@ -12,6 +13,7 @@ def relevance(texts: Sequence[str], query: str) -> Tensor:
     """BM25 score of each text for the query `(n,)`, float32; zeros where no word is shared."""
     import bm25s
 
+    logging.getLogger("bm25s").setLevel(logging.WARNING)  # it turns its own debugging on when it is imported
     tokens = bm25s.tokenize(list(texts), stopwords="en", show_progress=False)
     asked = bm25s.tokenize([query], stopwords="en", show_progress=False, return_ids=False)[0]
     if not tokens.vocab or not asked:

@@ -12,13 +12,17 @@ from agentflow.cli.common import Stopped, check_runs_folder, items_for, load_eng
 from agentflow.cli.console import count, err, out, plain, print_json
 from agentflow.cli.options import FILE, Count, data_option, json_option, task_option
 from agentflow.cli.running import finished, running
-from agentflow.cli.specs import channel_specs, control_names, task_settings
+from agentflow.cli.specs import channel_specs, check_controls, control_names, task_settings
 from agentflow.errors import UserError
 
 if TYPE_CHECKING:
     from agentflow.evaluation.rows import Comparison
     from agentflow.tasks.base import Task
     from agentflow.workflow.schema import Workflow
+
+
+WIDE = 300
+"""Columns that every figure needs."""
 
 
 @click.command("compare")
@@ -69,13 +73,14 @@ def command(
     agentflow compare hotpotqa --data dev.jsonl.gz -n 100 --set setting=split --out runs/split
     """
     from agentflow.evaluation.compare import CompareOptions, compare
-    from agentflow.evaluation.controls import CONTROLS
+    from agentflow.evaluation.controls import CONTROLS, label
     from agentflow.evaluation.inputs import task_of
     from agentflow.runtime.binding import bind
     from agentflow.workflow.loader import load_workflow
 
     specs = channel_specs(_untrained() if channels == "auto" else channels)
     chosen = control_names(controls, tuple(CONTROLS))
+    check_controls(chosen, [label(spec.name, spec.settings) for spec in specs])
     loaded = load_workflow(workflow)
     require_edges(loaded, "--channels")
     task = task_of(loaded, task_name, task_settings(pairs))
@@ -105,7 +110,6 @@ def command(
 
 
 def _report(comparison: Comparison, folder: Path, *, wide: bool, as_json: bool) -> int:
-    from agentflow.evaluation.compare import NO_SUCH_CONTROL
     from agentflow.evaluation.report.terminal import ComparisonView
     from agentflow.evaluation.report.write import write_reports
     from agentflow.evaluation.summary import summarize
@@ -115,8 +119,8 @@ def _report(comparison: Comparison, folder: Path, *, wide: bool, as_json: bool) 
     if as_json:
         print_json(json.loads(paths["json"].read_text(encoding="utf-8")))
     else:
-        out.print(ComparisonView(summary, wide=wide, report=paths["html"]))
-    failed = [row for row in comparison.rows if row.error and not row.error.startswith(NO_SUCH_CONTROL)]
+        out.print(ComparisonView(summary, wide=wide, report=paths["html"]), width=WIDE if wide else None, crop=not wide)
+    failed = [row for row in comparison.rows if row.error and not row.impossible]
     for row in failed[:5]:
         err.print(f"[red]failed[/] {plain(row.arm)}: {plain(row.error)}", soft_wrap=True)
     return 1 if failed else 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -41,12 +42,22 @@ def control_names(text: str, known: Sequence[str], option: str = "--controls") -
     """`all`, `none`, or names separated by commas; `mismatched(cache)` is the control of one channel alone."""
     if text.strip() in ("all", "none"):
         return tuple(known) if text.strip() == "all" else ()
-    names = tuple(n.strip() for n in text.split(",") if n.strip())
+    names = tuple(n.strip() for n in re.split(r",(?![^(\[]*[)\]])", text) if n.strip())
     for name in names:
         kind = name.partition("(")[0]
         if kind not in known:
             raise UserError(f"Unknown control '{kind}'.", where=option, fix=did_you_mean(kind, known))
     return names
+
+
+def check_controls(controls: Sequence[str], channels: Sequence[str], option: str = "--controls") -> None:
+    """Refuse a control of a channel that is not compared."""
+    for control in controls:
+        about = control.partition("(")[2].removesuffix(")")
+        if about and about not in channels:
+            raise UserError(
+                f"'{control}' is about no channel of this comparison.", where=option, fix=did_you_mean(about, channels)
+            )
 
 
 def task_settings(pairs: Sequence[str], option: str = "--set") -> dict[str, Any]:

@@ -21,12 +21,12 @@ from filelock import FileLock, Timeout
 from torch import Tensor
 
 from agentflow.errors import RunError, UserError
-from agentflow.evaluation.controls import answer_node, arms_of, label, vary
+from agentflow.evaluation.controls import MISMATCHED, answer_node, arms_of, label, vary
 from agentflow.evaluation.inputs import inputs_of
 from agentflow.evaluation.machine import describe_machine, peak_memory, reset_peak
 from agentflow.evaluation.measure import row_of
 from agentflow.evaluation.probe import AnswerProbe
-from agentflow.evaluation.rows import Arm, Comparison, Row
+from agentflow.evaluation.rows import NO_SUCH_CONTROL, Arm, Comparison, Row
 from agentflow.models.pool import EnginePool
 from agentflow.runtime.binding import Binding, bind
 from agentflow.runtime.memo import Memo
@@ -37,7 +37,6 @@ from agentflow.tasks.base import Item, Task
 from agentflow.workflow.parts import ChannelSpec
 from agentflow.workflow.schema import Workflow
 
-NO_SUCH_CONTROL = "no such control here"
 Shown = Callable[[Comparison], None]
 
 
@@ -194,6 +193,8 @@ class _Run:
         about = self.rows.get((item.id, label(arm.channel, arm.settings)))
         inputs, other = inputs_of(self.workflow, item), inputs_of(self.workflow, foreign)
         try:
+            if arm.control == MISMATCHED and foreign is item:
+                raise UserError("there is no other item whose message could be sent")
             variation = vary(arm, self.workflow, inputs, other, self.task.private, about)
         except UserError as error:
             return Row(item.id, arm.name, item.group, error=f"{NO_SUCH_CONTROL}: {error}")
@@ -221,7 +222,7 @@ class _Run:
                 row = Row.from_json(json.loads(line))
             except (ValueError, KeyError, TypeError):
                 continue
-            if row.error and not row.error.startswith(NO_SUCH_CONTROL):
+            if row.error and not row.impossible:
                 continue  # what failed is tried again
             good.append(line)
             self.rows[row.item, row.arm] = row

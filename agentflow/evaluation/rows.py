@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
+NO_SUCH_CONTROL = "no such control here"
+"""How the error of a row begins whose control can't be made for its workflow: a reason, not a failure."""
+
 ArmKind = Literal["channel", "control"]
 
 
@@ -67,6 +70,11 @@ class Row:
     seconds: float = 0.0
     peak_bytes: int = 0
     error: str = ""
+
+    @property
+    def impossible(self) -> bool:
+        """Whether it is of a control that can't be made here, as against one that failed."""
+        return self.error.startswith(NO_SUCH_CONTROL)
 
     def to_json(self) -> dict[str, Any]:
         """A plain mapping."""

@@ -14,7 +14,7 @@ from typing import Any
 
 from agentflow.errors import UserError, did_you_mean
 from agentflow.evaluation.pairing import Paired, Pairs, adjusted, common_items, finite
-from agentflow.evaluation.rows import Arm, ArmKind, Comparison, Row
+from agentflow.evaluation.rows import NO_SUCH_CONTROL, Arm, ArmKind, Comparison, Row
 from agentflow.evaluation.statistics import RESAMPLES, UNIT, Interval, Spread, mean_interval, spread
 from agentflow.evaluation.verdicts import Check, checks
 
@@ -193,7 +193,7 @@ def _arm(arm: Arm, comparison: Comparison) -> ArmSummary:
         control=arm.control,
         settings=arm.settings,
         finished=len(done),
-        failed=len(rows) - len(done),
+        failed=sum(1 for r in rows if r.error and not r.impossible),
         unrun=len(comparison.items) - len(rows),
         scores=_means(done, metrics, seed),
         nll=_nats([r.nll for r in done], seed),
@@ -215,9 +215,9 @@ def _nats(values: list[float | None], seed: int) -> Interval | None:
 
 def _errored(comparison: Comparison, common: tuple[str, ...]) -> str:
     """The policy in words, with this run's counts."""
-    failed = {a.name: sum(1 for r in comparison.of(a.name) if r.error) for a in comparison.arms}
+    failed = {a.name: sum(1 for r in comparison.of(a.name) if r.error and not r.impossible) for a in comparison.arms}
     which = ", ".join(f"{name} {count}" for name, count in failed.items() if count)
-    items = len({r.item for r in comparison.rows if r.error})
+    items = len({r.item for r in comparison.rows if r.error and not r.impossible})
     over = f"paired figures are over the {len(common)} of {len(comparison.items)} items that every arm finished"
     if not items:
         return f"errored items: none; {over}."
@@ -230,7 +230,9 @@ def _notes(comparison: Comparison) -> tuple[str, ...]:
     for arm in comparison.arms:
         rows = comparison.of(arm.name)
         done = [r for r in rows if not r.error]
-        if not done:
+        if not done and rows and all(r.impossible for r in rows):
+            notes.append(f"{arm.name} can't be made: {rows[0].error.removeprefix(NO_SUCH_CONTROL).lstrip(': ')}")
+        elif not done:
             notes.append(f"{arm.name} finished no item and takes no part in any pair.")
         elif len(rows) < total:
             notes.append(f"{arm.name} was run on {len(rows)} of {total} items: the comparison was stopped.")

@@ -41,6 +41,12 @@ class Check:
     verdict: Verdict
     words: str
 
+    @property
+    def p(self) -> float | None:
+        """The adjusted p of the figure that the verdict rests on."""
+        rests_on = self.paired.nll if self.verdict == "shown by NLL" else self.paired.score
+        return rests_on.p_holm if rests_on else None
+
 
 # The first key that a control's name contains decides.
 _QUESTIONS = {

@@ -193,3 +193,10 @@ def test_fewer_arms_than_before_leave_the_other_rows_in_the_file(workflow, task,
     fewer = run(workflow, task, engines, n=1, channels=("text",), options=CompareOptions(out=tmp_path / "o"))
     assert {row.arm for row in fewer.rows} == {"text"}
     assert len((tmp_path / "o" / "rows.jsonl").read_text().splitlines()) == 2
+
+
+def test_one_item_alone_has_no_mismatched_message(workflow, task, engines):
+    found = run(workflow, task, engines, n=1, options=CompareOptions(controls=("mismatched",)))
+    row = found.of("mismatched(cache)")[0]
+    assert row.impossible
+    assert "no other item" in row.error

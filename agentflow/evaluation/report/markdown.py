@@ -57,10 +57,7 @@ def _arms(summary: Summary, arms: Sequence[ArmSummary]) -> str:
 def _checks(summary: Summary) -> str:
     if not summary.checks:
         return "None of the controls is about a channel of this run."
-    rows = [
-        [c.control, c.channel, c.verdict, c.words, probability(c.paired.score.p_holm) if c.paired.score else NONE]
-        for c in summary.checks
-    ]
+    rows = [[c.control, c.channel, c.verdict, c.words, probability(c.p)] for c in summary.checks]
     return table(["control", "channel", "verdict", "in words", "p (Holm)"], rows, texts=4)
 
 
