@@ -82,7 +82,7 @@ def cli() -> None:
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run the command line and exit with one of the codes above."""
     # Threads that wait in a spin loop for a core that another program has got make everything several times slower
-    # (measured: 2 to 5 x on two busy cores, and about a tenth lost on quiet ones). Must be set before torch is imported.
+    # (measured: 2 to 5 x on two busy cores; a tenth is lost on quiet ones). Must be set before torch is imported.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal that can't show "→" shows "?"

@@ -156,14 +156,22 @@ def test_the_smallest_visible_difference_is_the_worst_channels() -> None:
     assert alone.smallest == alone.versus("no message").score.detectable
 
 
-def test_an_arm_that_finished_nothing_does_not_take_the_others_down() -> None:
+@pytest.mark.parametrize(
+    ("error", "failed", "note"),
+    [
+        ("out of memory", 40, "zero(cache) finished no item and takes no part in any pair."),
+        ("no such control here: two senders", 0, "zero(cache) can't be made: two senders"),
+    ],
+)
+def test_an_arm_that_finished_nothing_does_not_take_the_others_down(error: str, failed: int, note: str) -> None:
     made = comparison(errors=False)
-    broken = summarize(with_errors(made, {(item, "zero(cache)"): "no such control here" for item in made.items}))
+    broken = summarize(with_errors(made, {(item, "zero(cache)"): error for item in made.items}))
     assert broken.common == 40
     assert broken.versus("zero(cache)").score is None
     assert [c.verdict for c in broken.checks if c.control == "zero(cache)"] == ["no data"]
     assert broken.arm("zero(cache)").scores == {}
-    assert broken.notes == ("zero(cache) finished no item and takes no part in any pair.",)
+    assert broken.arm("zero(cache)").failed == failed
+    assert broken.notes == (note,)
     assert broken.versus("cache").score.change.n == 40
 
 
