@@ -20,7 +20,7 @@ class Keep:
         threshold: `mad`: above median + t·MAD (Latent Briefing); `ratio`: a share; `top_k`: a number.
         t, ratio, top_k: for each of them.
         sinks: leading positions that always stay: attention without a target rests there.
-        least, most: bounds on the number kept, as shares of all.
+        least, most: bounds on the number kept, in positions; None for no upper bound.
     """
 
     threshold: Threshold = "mad"
@@ -28,8 +28,8 @@ class Keep:
     ratio: float = 0.3
     top_k: int = 256
     sinks: int = 4
-    least: float = 0.02
-    most: float = 1.0
+    least: int = 1
+    most: int | None = None
 
     def count(self, score: Tensor) -> int:
         """How many of the positions with this `score (T,)` stay, sinks included."""
@@ -43,8 +43,9 @@ class Keep:
             wanted = round(self.ratio * length)
         else:
             wanted = self.top_k
-        low = max(min(self.sinks + 1, length), round(self.least * length))
-        return max(low, min(wanted, max(low, int(self.most * length)), length))
+        low = min(max(self.sinks + 1, self.least), length)
+        high = length if self.most is None else min(length, max(low, self.most))
+        return max(low, min(wanted, high))
 
     def positions(self, score: Tensor) -> Tensor:
         """Indices `(kept,)`, ascending: the sinks, then the best by `score (T,)`."""

@@ -27,7 +27,7 @@ def message(engine, *, cache=True):
 
 def over(engine, *, sender=None, **settings):
     """Payload, context and answer of one message over the channel with these settings."""
-    channel = make_channel("latent_briefing", settings)
+    channel = make_channel("latent_briefing", {"least": 1, "sinks": 4, **settings})
     task = Task("what is the code of room seven?", "", engine)
     payload = channel.send(sender or message(engine), task)
     context = channel.receive(payload, engine)
@@ -146,3 +146,12 @@ def test_head_weights_choose_who_votes_and_wrong_files_are_clear_errors(tmp_path
     (tmp_path / "x.json").write_text("[]")
     with pytest.raises(ChannelError, match="no file of head weights"):
         over(engine, head_weights=str(tmp_path / "x.json"))
+
+
+def test_short_messages_are_kept_whole_by_default():
+    engine = tiny_engine()
+    short = (Turn("user", "red"),)
+    ids = tuple(render(engine.tokenizer, short, reply=False))
+    sender = Message("read", short, "", ids, engine.prefill(ids), engine)
+    payload = make_channel("latent_briefing").send(sender, Task("what?", "", engine))
+    assert payload.header.kept == payload.header.tokens < 64

@@ -14,7 +14,7 @@ def test_mad_keeps_what_stands_out_of_the_middle():
     score = torch.tensor([1.0, 2, 3, 4, 5, 6, 7, 8, 9, 100])
     for t in (-1.0, 0.0, 1.0, 2.0):
         median, mad = score.median(), (score - score.median()).abs().median()
-        assert Keep(t=t, sinks=0, least=0.0).count(score) == max(1, int((score > median + t * mad).sum()))
+        assert Keep(t=t, sinks=0).count(score) == max(1, int((score > median + t * mad).sum()))
 
 
 def test_a_higher_t_never_keeps_more():
@@ -26,7 +26,7 @@ def test_a_higher_t_never_keeps_more():
 def test_without_spread_only_what_is_above_the_middle_stays():
     score = torch.ones(50)
     score[[7, 30]] = 2.0
-    assert Keep(t=1.0, sinks=0, least=0.0).positions(score).tolist() == [7, 30]
+    assert Keep(t=1.0, sinks=0).positions(score).tolist() == [7, 30]
     assert Keep(t=1.0, sinks=3).count(torch.zeros(50)) == 4
 
 
@@ -36,13 +36,15 @@ def test_without_spread_only_what_is_above_the_middle_stays():
     ratio=st.floats(0.01, 1.0),
     top_k=st.integers(1, 100),
     sinks=st.integers(0, 6),
-    most=st.floats(0.05, 1.0),
+    least=st.integers(1, 100),
+    most=st.none() | st.integers(1, 100),
 )
-def test_any_setting_keeps_sinks_in_order_and_within_bounds(length, threshold, ratio, top_k, sinks, most):
+def test_any_setting_keeps_sinks_in_order_and_within_bounds(length, threshold, ratio, top_k, sinks, least, most):
     score = torch.rand(length, generator=torch.Generator().manual_seed(length))
-    kept = Keep(threshold, ratio=ratio, top_k=top_k, sinks=sinks, most=most).positions(score).tolist()
+    kept = Keep(threshold, ratio=ratio, top_k=top_k, sinks=sinks, least=least, most=most).positions(score).tolist()
     assert kept == sorted(set(kept))
-    assert 1 <= len(kept) <= length
+    low = min(length, max(sinks + 1, least))
+    assert low <= len(kept) <= (length if most is None else max(low, most))
     assert kept[: min(sinks, length)] == list(range(min(sinks, length)))
 
 
