@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+from rich.console import Console
 
 from agentflow.cli.common import Stopped, check_runs_folder, items_for, load_engines, require_edges
 from agentflow.cli.console import count, err, out, plain, print_json
@@ -119,7 +120,8 @@ def _report(comparison: Comparison, folder: Path, *, wide: bool, as_json: bool) 
     if as_json:
         print_json(json.loads(paths["json"].read_text(encoding="utf-8")))
     else:
-        out.print(ComparisonView(summary, wide=wide, report=paths["html"]), width=WIDE if wide else None, crop=not wide)
+        console = Console(width=WIDE, highlight=False) if wide else out
+        console.print(ComparisonView(summary, wide=wide, report=paths["html"]))
     failed = [row for row in comparison.rows if row.error and not row.impossible]
     for row in failed[:5]:
         err.print(f"[red]failed[/] {plain(row.arm)}: {plain(row.error)}", soft_wrap=True)
