@@ -9,6 +9,7 @@ missing and nothing else.
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -167,7 +168,7 @@ class _Run:
             rows=tuple(rows),
             seed=self.options.seed,
             machine=self.machine,
-            command=" ".join(["agentflow", *sys.argv[1:]]) if Path(sys.argv[0]).name == "agentflow" else "",
+            command=shlex.join(["agentflow", *sys.argv[1:]]) if Path(sys.argv[0]).name == "agentflow" else "",
             published=self.options.published,
         )
 
