@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
-N ?= 8
+N ?= 6
 
 .PHONY: demo test test-slow bench docs clean
 

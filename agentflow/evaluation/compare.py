@@ -196,7 +196,8 @@ class _Run:
         try:
             if arm.control == MISMATCHED and foreign is item:
                 raise UserError("there is no other item whose message could be sent")
-            variation = vary(arm, self.workflow, inputs, other, self.task.private, about)
+            text = self.rows.get((item.id, "text"))
+            variation = vary(arm, self.workflow, inputs, other, self.task.private, about, text)
         except UserError as error:
             return Row(item.id, arm.name, item.group, error=f"{NO_SUCH_CONTROL}: {error}")
         options = RunOptions(seed=self.options.seed, max_batch=self.options.max_batch, reuse=False)

@@ -14,6 +14,7 @@ import torch
 
 from agentflow.channels.base import Channel, Context, Message, Task
 from agentflow.errors import UserError
+from agentflow.evaluation.retrieved import RetrievedText
 from agentflow.evaluation.rows import Arm, Row
 from agentflow.kv.bodies import CacheBody
 from agentflow.kv.payload import Payload
@@ -23,19 +24,16 @@ from agentflow.workflow.graph import ancestors, build_graph
 from agentflow.workflow.parts import ChannelSpec
 from agentflow.workflow.schema import Workflow
 
-NO_MESSAGE, SENDER_ALONE, MISMATCHED, ZERO, EQUAL_BYTES = (
-    "no message",
-    "sender alone",
-    "mismatched",
-    "zero",
-    "equal bytes",
-)
+NO_MESSAGE, SENDER_ALONE, MISMATCHED, ZERO = "no message", "sender alone", "mismatched", "zero"
+EQUAL_BYTES, EQUAL_POSITIONS, EQUAL_SECONDS = "equal bytes", "equal positions", "equal seconds"
 CONTROLS = {
     NO_MESSAGE: "the receiver answers without any message",
     SENDER_ALONE: "the sender answers itself, having read its own text",
     MISMATCHED: "the receiver gets the message of another item",
     ZERO: "the payload arrives with every key and value zero",
     EQUAL_BYTES: "text, cut to the bytes that the channel's payload had",
+    EQUAL_POSITIONS: "the best sentences as text, in as many positions as the channel kept",
+    EQUAL_SECONDS: "the best sentences as text, as many as can be read in the channel's seconds to the first token",
 }
 
 
@@ -78,8 +76,10 @@ def _applies(control: str, binding: Binding) -> bool:
     channels = binding.channels
     if control == ZERO:
         return any(c.needs_cache for c in channels)
-    if control == EQUAL_BYTES:
+    if control in (EQUAL_BYTES, EQUAL_POSITIONS):
         return any(c.compresses for c in channels)
+    if control == EQUAL_SECONDS:
+        return all(c.name != "text" for c in channels)
     return True
 
 
@@ -90,6 +90,7 @@ def vary(
     foreign: dict[str, Any],
     private: Sequence[str],
     row: Row | None,
+    text: Row | None = None,
 ) -> Variation:
     """What an arm runs on an item.
 
@@ -97,6 +98,7 @@ def vary(
         foreign: the inputs of another item.
         private: names of the inputs that only the sender sees.
         row: the same item over the channel that the control is about, where it ran already.
+        text: the same item over text.
     """
     over = workflow.with_channel({"name": arm.channel, **arm.settings}) if arm.channel else workflow
     if arm.control == NO_MESSAGE:
@@ -109,10 +111,31 @@ def vary(
     if arm.control == EQUAL_BYTES:
         most = row.bytes if row is not None else 0
         return Variation(bind(workflow.with_channel({"name": "text", "max_bytes": most})), inputs)
+    if arm.control in (EQUAL_POSITIONS, EQUAL_SECONDS):
+        binding = bind(workflow.with_channel("text"))
+        room = RetrievedText(_room(arm, row, text))
+        return Variation(replace(binding, channels=tuple(room for _ in binding.channels)), inputs)
     binding = bind(over)
     if arm.control == ZERO:
         binding = replace(binding, channels=tuple(Zeroed(c) for c in binding.channels))
     return Variation(binding, inputs)
+
+
+def _room(arm: Arm, row: Row | None, text: Row | None) -> int:
+    """How many positions of text a message may take, for each receiver.
+
+    Raises:
+        UserError: what it is measured by did not run.
+    """
+    if row is None or row.error or not row.answers:
+        raise UserError(f"{arm.channel} did not finish this item, so there is nothing to be equal to")
+    receivers = len(row.answers)
+    if arm.control == EQUAL_POSITIONS:
+        return row.reused // receivers
+    if text is None or text.error or not text.first_token_seconds:
+        raise UserError("text did not run on this item, so its speed is not known")
+    read = text.prefilled / receivers / text.first_token_seconds * row.first_token_seconds
+    return max(0, int(read - row.prefilled / receivers))
 
 
 def answer_node(workflow: Workflow) -> str:

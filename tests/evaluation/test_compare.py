@@ -30,6 +30,7 @@ def test_every_item_has_a_row_for_every_arm(workflow, task, engines):
     names = [arm.name for arm in found.arms]
     assert names == [
         "text", "cache", "no message", "sender alone", "mismatched(text)", "mismatched(cache)", "zero(cache)",
+        "equal seconds(cache)",
     ]  # fmt: skip
     for name in names:
         assert [row.item for row in found.of(name)] == list(found.items)
@@ -200,3 +201,23 @@ def test_one_item_alone_has_no_mismatched_message(workflow, task, engines):
     row = found.of("mismatched(cache)")[0]
     assert row.impossible
     assert "no other item" in row.error
+
+
+def test_text_of_equal_size_is_no_larger_than_what_it_is_equal_to(workflow, task, engines):
+    briefing = {"name": "latent_briefing", "threshold": "ratio", "ratio": 0.5, "least": 1, "sinks": 4}
+    options = CompareOptions(controls=("equal bytes", "equal positions", "equal seconds"))
+    found = run(workflow, task, engines, n=2, channels=("text", briefing), options=options)
+    by_kind = {arm.control: found.of(arm.name) for arm in found.arms if arm.control}
+    channel, text = found.of(found.arms[1].name), found.of("text")
+    for ours, whole, chosen in zip(channel, text, by_kind["equal positions"], strict=True):
+        assert not chosen.error
+        assert chosen.prefilled <= ours.prefilled + ours.reused + 2
+        assert chosen.bytes < whole.bytes
+    assert all(not row.error for row in by_kind["equal seconds"])
+    for ours, cut, whole in zip(channel, by_kind["equal bytes"], text, strict=True):
+        assert cut.bytes == min(ours.bytes, whole.bytes)
+
+
+def test_text_of_equal_seconds_needs_text_to_know_its_speed(workflow, task, engines):
+    found = run(workflow, task, engines, n=1, channels=("cache",), options=CompareOptions(controls=("equal seconds",)))
+    assert "its speed is not known" in found.of("equal seconds(cache)")[0].error
