@@ -106,9 +106,14 @@ def test_a_run_whose_progress_nobody_reads_is_finished_all_the_same(place):
 
 def test_ctrl_c_in_a_run_says_what_is_stored_and_leaves_no_half_files(place):
     command = command_line("run", "slow.yaml", "--input", "question=who")
-    run = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, **ENVIRONMENT}
-    )
+    # Tests that run in the background ignore Ctrl-C, and a child would inherit that.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        run = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, **ENVIRONMENT}
+        )
+    finally:
+        signal.signal(signal.SIGINT, before)
     try:
         wait_until(lambda: any('"node_started"' in log.read_text() for log in place.glob("runs/*/events.jsonl")))
         time.sleep(0.3)  # into the decoding loop

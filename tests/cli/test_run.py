@@ -143,9 +143,11 @@ def test_the_embedded_model_answers_alike_over_text_and_cache(tmp_path, monkeypa
 
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit) as end:
-        main(["compare", "private_facts", "-n", "1", "--json"])
+        main(["compare", "private_facts", "-n", "1", "--channels", "text,cache", "--controls", "no message", "--json"])
     captured = capsys.readouterr()
     assert end.value.code == 0, captured.err
-    text, cache = json.loads(captured.out)["channels"]
-    assert text["items"][0]["answers"] == cache["items"][0]["answers"]
-    assert cache["scores"]["contains"] == 1.0
+    rows = {row["arm"]: row for row in json.loads(captured.out)["comparison"]["rows"]}
+    assert rows["text"]["answers"] == rows["cache"]["answers"]
+    assert rows["cache"]["scores"]["contains"] == 1.0
+    assert rows["no message"]["scores"]["contains"] == 0.0
+    assert rows["no message"]["nll"] > rows["cache"]["nll"] + 0.5
