@@ -5,10 +5,8 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import time
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -16,6 +14,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from agentflow.evaluation.machine import processor
 from agentflow.models.engine import Engine
 from agentflow.models.loading import load_model
 from agentflow.models.spec import resolve_model
@@ -79,7 +78,7 @@ def report(title: str, seconds: Mapping[str, list[float]], figures: Mapping[str,
         table.add_row(name, f"{median(values):.4f}", f"{min(values):.4f}", f"{max(values):.4f}", str(len(values)))
     console.print(table)
     machine = {
-        "processor": _processor(),
+        "processor": processor(),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
@@ -87,11 +86,3 @@ def report(title: str, seconds: Mapping[str, list[float]], figures: Mapping[str,
     }
     console.print("  ".join(f"{k}: {v}" for k, v in machine.items()))
     print(json.dumps({name: None if v is None else round(v, 4) for name, v in figures.items()}))
-
-
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):
-        return platform.processor() or platform.machine()

@@ -148,7 +148,8 @@ class _Run:
         if self.options.probe and any(arm.name != "text" for arm in missing):
             reference = self._reference(item)
         for arm in missing:
-            self._keep(self._run_arm(arm, item, foreign, reference))
+            if (item.id, arm.name) not in self.rows:  # text may be there by now: the reference needed it
+                self._keep(self._run_arm(arm, item, foreign, reference))
         return True
 
     def comparison(self) -> Comparison:
@@ -179,14 +180,11 @@ class _Run:
         probe = AnswerProbe(self.node, _golds(item), keep=True)
         text = Arm("text", "channel", "text")
         row = self._answer(text, item, item, probe)
-        known = [arm for arm in self.arms if arm.name == "text"]
-        if known and (item.id, "text") not in self.rows:
+        if (item.id, "text") not in self.rows and any(arm.name == "text" for arm in self.arms):
             self._keep(row)
         return probe.distributions or None
 
     def _run_arm(self, arm: Arm, item: Item, foreign: Item, reference: dict[int, Tensor] | None) -> Row:
-        if (item.id, arm.name) in self.rows:
-            return self.rows[item.id, arm.name]  # the reference was asked for already
         probe = AnswerProbe(self.node, _golds(item), reference=reference) if self.options.probe else None
         return self._answer(arm, item, foreign, probe)
 
@@ -207,8 +205,6 @@ class _Run:
         return row_of(self.task, item, arm, self.node, result, variation.binding.workflow, probe, peak_memory())
 
     def _keep(self, row: Row) -> None:
-        if (row.item, row.arm) in self.rows:
-            return
         self.rows[row.item, row.arm] = row
         if self.options.out is not None:
             with (self.options.out / "rows.jsonl").open("a", encoding="utf-8") as file:

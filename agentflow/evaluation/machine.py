@@ -19,7 +19,7 @@ _STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 def describe_machine(engines: Sequence[Engine]) -> dict[str, Any]:
     """Processor, devices, threads, versions and the models' fingerprints."""
     return {
-        "processor": _processor(),
+        "processor": processor(),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
@@ -59,7 +59,8 @@ def peak_memory() -> int:
     return int(line.split()[1]) * 1024
 
 
-def _processor() -> str:
+def processor() -> str:
+    """The processor's name, where the system tells it."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
         return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))

@@ -64,7 +64,7 @@ class CacheBody:
     @property
     def nbytes(self) -> int:
         """Bytes of the tensors; the token ids (8 bytes each) and turns are part of what travels too."""
-        return self.cache.nbytes + 8 * (len(self.token_ids) + len(self.cache)) + _text_bytes(self.turns)
+        return _travelling_bytes(self)
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,7 +79,7 @@ class QuantizedBody:
     @property
     def nbytes(self) -> int:
         """Bytes of the tensors, token ids (8 each), positions (8 each) and turns."""
-        return self.cache.nbytes + 8 * (len(self.token_ids) + len(self.cache)) + _text_bytes(self.turns)
+        return _travelling_bytes(self)
 
     def dequantize(self, dtype: torch.dtype | None = None) -> CacheBody:
         """The body a receiver stands on, in `dtype` (by default the sender's)."""
@@ -100,6 +100,10 @@ class CodesBody:
 
 
 Body = TextBody | CacheBody | QuantizedBody | CodesBody
+
+
+def _travelling_bytes(body: CacheBody | QuantizedBody) -> int:
+    return body.cache.nbytes + 8 * (len(body.token_ids) + len(body.cache)) + _text_bytes(body.turns)
 
 
 def _text_bytes(turns: Sequence[Turn]) -> int:

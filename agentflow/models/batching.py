@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TypeVar
 
 import torch
@@ -12,14 +13,20 @@ from agentflow.errors import ModelError
 from agentflow.models.requests import Request
 
 T = TypeVar("T")
+_MEMINFO = Path("/proc/meminfo")
 SHARE_OF_FREE = 0.6
 """Of the memory that is free when a batch begins; activations and other programs need the rest."""
 
 
 def free_bytes(device: torch.device) -> int:
-    """Memory that is free now: of the GPU, or of the machine."""
+    """Memory that can be had now: of the GPU, or of the machine, what it holds files in included."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
+    try:
+        lines = _MEMINFO.read_text().splitlines()
+        return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable"))
+    except (OSError, StopIteration, ValueError):
+        pass  # no Linux: what is not in use at all is a lower bound
     try:
         return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (ValueError, OSError, AttributeError):  # not every system tells

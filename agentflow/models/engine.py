@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -70,17 +71,16 @@ class Engine:
         limit = getattr(self.loaded.model.config.get_text_config(), "max_position_embeddings", None)
         return int(limit) if limit else None
 
-    @property
+    @cached_property
     def attention_scale(self) -> float:
         """What the model multiplies its attention logits by."""
         for module in self.loaded.model.modules():
             if hasattr(module, "layer_idx") and hasattr(module, "scaling"):
                 return float(module.scaling)
-        heads, width, _ = self.fingerprint.geometry.layers[0]
-        del heads
-        return float(width**-0.5)
+        key_dim = self.fingerprint.geometry.layers[0][1]
+        return float(key_dim**-0.5)
 
-    @property
+    @cached_property
     def has_windows(self) -> bool:
         """Whether some layers see only a window of positions."""
         config = self.loaded.model.config.get_text_config()
