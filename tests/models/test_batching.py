@@ -63,3 +63,14 @@ def test_an_engine_on_a_tight_budget_gives_the_same_answers():
     tight = Engine(free.loaded, memory_budget=free.bytes_per_position * 40)
     requests = [Request(tuple(words(n, n)), max_new_tokens=6) for n in (12, 20, 7, 15)]
     assert [g.token_ids for g in tight.generate(requests)] == [g.token_ids for g in free.generate(requests)]
+
+
+def test_memory_that_holds_files_counts_as_free(tmp_path, monkeypatch):
+    from agentflow.models import batching
+
+    told = tmp_path / "meminfo"
+    told.write_text("MemTotal: 100 kB\nMemFree: 3 kB\nMemAvailable: 60 kB\n")
+    monkeypatch.setattr(batching, "_MEMINFO", told)
+    assert batching.free_bytes(torch.device("cpu")) == 60 * 1024
+    monkeypatch.setattr(batching, "_MEMINFO", tmp_path / "gone")
+    assert batching.free_bytes(torch.device("cpu")) > 1024
