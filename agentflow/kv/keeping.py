@@ -79,20 +79,23 @@ def smooth(score: Tensor, width: int) -> Tensor:
 
 
 def by_segment(score: Tensor, segments: Tensor) -> Tensor:
-    """Every position gets the mean of its segment (a sentence): `segments (T,)` numbers from 0, -1 for none."""
+    """Every position of `score (…, T)` gets the mean of its segment (a sentence).
+
+    Args:
+        segments: `(T,)` numbers from 0; -1 for none, which keeps its own score.
+    """
     known = segments >= 0
-    count = int(segments.max()) + 1 if bool(known.any()) else 0
-    if count == 0:
+    if not bool(known.any()):
         return score
     where = segments[known]
-    total = torch.zeros(count, dtype=score.dtype, device=score.device).index_add_(0, where, score[known])
-    size = torch.zeros_like(total).index_add_(0, where, torch.ones_like(score[known]))
+    total = score.new_zeros(*score.shape[:-1], int(segments.max()) + 1).index_add_(-1, where, score[..., known])
+    size = torch.bincount(where, minlength=total.shape[-1]).clamp_min(1)
     out = score.clone()
-    out[known] = (total / size)[where]
+    out[..., known] = (total / size)[..., where]
     return out
 
 
 def standardised(score: Tensor) -> Tensor:
     """Zero mean and unit variance; all zeros where there is no spread."""
-    spread = score.std(unbiased=False)
+    spread = score.std(unbiased=False) if score.numel() > 1 else score.new_zeros(())
     return (score - score.mean()) / spread if spread > 0 else torch.zeros_like(score)

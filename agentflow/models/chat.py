@@ -59,6 +59,20 @@ def render(tokenizer: Any, turns: Sequence[Turn], *, reply: bool) -> list[int]:
     return [int(i) for i in ids]
 
 
+def prompt_span(tokenizer: Any, system: str, prompt: str, history: Sequence[Turn]) -> tuple[list[int], slice]:
+    """An agent's turn behind `history` up to where it answers, and which of its tokens are the prompt's own words.
+
+    Found by rendering the turn without the prompt: what is equal at both ends is frame (template, instructions).
+    """
+    whole = render(tokenizer, conversation(system, prompt, history), reply=True)
+    bare = render(tokenizer, conversation(system, "", history), reply=True)
+    shortest = min(len(whole), len(bare))
+    start = next((n for n in range(shortest) if whole[n] != bare[n]), shortest)
+    tail = next((n for n in range(shortest - start) if whole[-1 - n] != bare[-1 - n]), shortest - start)
+    stop = len(whole) - tail
+    return whole, slice(start, stop) if start < stop else slice(0, len(whole))
+
+
 @dataclass(frozen=True, eq=False)
 class Joined:
     """A rendering on top of a cache: what is kept of the cache, and the tokens still to prefill."""

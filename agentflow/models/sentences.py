@@ -36,3 +36,21 @@ def sentences_of(tokenizer: Any, token_ids: Sequence[int]) -> tuple[Tensor, list
         following = pieces[n + 1] if n + 1 < len(pieces) else " "
         fresh = "\n" in piece or (piece.rstrip().endswith(_END) and following[:1].isspace())
     return torch.tensor(numbers, dtype=torch.long), texts
+
+
+def paragraphs_of(texts: Sequence[str]) -> tuple[Tensor, list[str]]:
+    """Join sentences (as `sentences_of` gives them) to paragraphs, which end with a line.
+
+    Returns:
+        `(n,)` the number of each sentence's paragraph; and the paragraphs' texts.
+    """
+    numbers: list[int] = []
+    paragraphs: list[str] = []
+    fresh = True
+    for text in texts:
+        if fresh:
+            paragraphs.append("")
+        paragraphs[-1] += text
+        numbers.append(len(paragraphs) - 1)
+        fresh = "\n" in text
+    return torch.tensor(numbers, dtype=torch.long), paragraphs

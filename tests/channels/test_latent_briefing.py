@@ -8,11 +8,12 @@ import torch
 from agentflow.channels.base import Message, Task
 from agentflow.channels.registry import make_channel
 from agentflow.errors import ChannelError
+from agentflow.evaluation.calibration import calibrate_heads
 from agentflow.kv.payload import Turn
 from agentflow.kv.wire import read_payload, write_payload
 from agentflow.models.chat import conversation, join, render
 from agentflow.models.engine import Engine
-from agentflow.models.heads import save_weights
+from agentflow.models.heads import HeadWeights, find_weights, own_file, save_weights
 from agentflow.models.requests import Request
 from tests.tiny import make_engine, tiny_engine, tiny_model
 
@@ -135,17 +136,42 @@ def test_head_weights_choose_who_votes_and_wrong_files_are_clear_errors(tmp_path
     engine = tiny_engine()
     weights = torch.zeros(4, 4)
     weights[3, 1] = 1.0
-    save_weights(tmp_path / "w.json", weights)
+    file = tmp_path / "w.json"
+    save_weights(file, HeadWeights(weights))
     plain = {"threshold": "ratio", "ratio": 0.3, "prior": "none", "first_layer": 0.0}
-    chosen = over(engine, head_weights=str(tmp_path / "w.json"), **plain)[0]
+    chosen = over(engine, head_weights=str(file), **plain)[0]
     assert not torch.equal(chosen.body.cache.positions, over(engine, **plain)[0].body.cache.positions)
-    save_weights(tmp_path / "w.json", torch.ones(2, 2))
+    save_weights(file, HeadWeights(torch.ones(2, 2)))
     for name, what in (("w.json", "don't fit"), ("gone.json", "can't be read")):
         with pytest.raises(ChannelError, match=what):
             over(engine, head_weights=str(tmp_path / name))
-    (tmp_path / "x.json").write_text("[]")
-    with pytest.raises(ChannelError, match="no file of head weights"):
-        over(engine, head_weights=str(tmp_path / "x.json"))
+    for text in (
+        "[]",
+        '{"weights": 3}',
+        '{"weights": [[-1.0]]}',
+        '{"weights": [[NaN]]}',
+        "{",
+        '{"weights": [[1], [1, 2]]}',
+    ):
+        (tmp_path / "x.json").write_text(text)
+        with pytest.raises(ChannelError, match="no file of head weights"):
+            over(engine, head_weights=str(tmp_path / "x.json"))
+
+
+def test_auto_takes_the_weights_that_were_calibrated_for_this_model(tmp_path, monkeypatch):
+    monkeypatch.setenv("AGENTFLOW_CACHE", str(tmp_path))
+    engine = Engine(tiny_engine().loaded)
+    plain = {"threshold": "ratio", "ratio": 0.3}
+    before = over(engine, **plain)[0]
+    found = calibrate_heads(engine, items=3, facts=4, heads=2).weights
+    save_weights(own_file(engine.fingerprint), found)
+    auto, named = over(engine, **plain)[0], over(engine, head_weights=str(own_file(engine.fingerprint)), **plain)[0]
+    uniform = over(engine, head_weights="uniform", **plain)[0]
+    assert torch.equal(auto.body.cache.positions, named.body.cache.positions)
+    assert torch.equal(before.body.cache.positions, uniform.body.cache.positions)
+    assert not torch.equal(auto.body.cache.positions, uniform.body.cache.positions)
+    other = make_engine(tiny_model(seed=5), "other")
+    assert find_weights(other.loaded.spec, other.fingerprint) is None
 
 
 def test_short_messages_are_kept_whole_by_default():
