@@ -17,8 +17,8 @@ class ItemFigures:
 
     Attributes:
         scores: every metric of the task; empty when the item failed.
-        prefilled: tokens that the receivers computed for their prompts; `reused` stood in a cache.
-        generated: tokens that all nodes generated.
+        prefilled: tokens computed for the receivers' prompts and by channels on the way; `reused` stood in a cache.
+        generated: tokens that all nodes generated, and channels on the way.
         bytes: of all payloads.
         first_token_seconds: mean over the receivers: hand-over and prefill up to the first token.
         seconds: summed over all nodes.
@@ -86,9 +86,9 @@ def _item(task: Task, item: Item, result: ItemResult, receivers: set[str], answe
         group=item.group,
         scores={} if error else task.score(item, answers),
         answers=answers,
-        prefilled=sum(r.prefilled for r in received),
+        prefilled=sum(r.all_prefilled for r in received),
         reused=sum(r.reused for r in received),
-        generated=sum(r.generated for r in every),
+        generated=sum(r.all_generated for r in every),
         bytes=sum(m.bytes for r in every for m in r.messages),
         first_token_seconds=fmean([r.first_token_seconds for r in received]) if received else 0.0,
         seconds=sum(r.seconds for r in every),

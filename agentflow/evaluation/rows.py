@@ -41,9 +41,10 @@ class Row:
         nll: mean negative log-likelihood per token of the right answer, in nats; None where it can't be had.
         kl: mean KL divergence per token (nats) of this arm's next-token distribution along the right answer from
             that of the receiver that read the whole text; None where there is no such reference.
-        prefilled: tokens the receivers computed for their prompts; `reused` stood in a cache already.
-        generated: tokens the receivers generated.
-        positions: entries of the sender's trajectory that the receivers could attend to.
+        prefilled: tokens computed for the receivers' prompts and by channels on the way; `reused` stood in a cache.
+        generated: tokens the receivers generated, and channels on the way.
+        positions: entries that the receivers could attend to.
+        messages: how many the receivers got; `kept` positions travelled in them (0 for the whole text).
         bytes: of all payloads, as they would travel.
         encode_seconds, inject_seconds: of the hand-over, summed over the receivers.
         first_token_seconds: mean over the receivers, hand-over included.
@@ -63,6 +64,8 @@ class Row:
     reused: int = 0
     generated: int = 0
     positions: int = 0
+    messages: int = 0
+    kept: int = 0
     bytes: int = 0
     encode_seconds: float = 0.0
     inject_seconds: float = 0.0
@@ -70,6 +73,11 @@ class Row:
     seconds: float = 0.0
     peak_bytes: int = 0
     error: str = ""
+
+    @property
+    def message_positions(self) -> int:
+        """Positions that messages took: what stood in a cache, or the tokens of a text that a channel counted."""
+        return self.reused or self.kept
 
     @property
     def impossible(self) -> bool:

@@ -27,6 +27,7 @@ from agentflow.models.decoding import Row
 from agentflow.models.loading import LoadedModel
 from agentflow.models.prefixes import PrefixStore
 from agentflow.models.requests import Generation, Request, Score
+from agentflow.models.tally import count
 
 
 @dataclass(eq=False)
@@ -186,6 +187,7 @@ class Engine:
                 break
             logits = self._step(batch, [rows[number].token_ids[-1] for number in batch.rows])
             elapsed = time.perf_counter() - start
+        count(generated=sum(len(row.token_ids) for row in rows))
         return [_generation(row, caches.get(number)) for number, row in enumerate(rows)]
 
     def _forward(
@@ -205,7 +207,9 @@ class Engine:
             valid[i, longest - n :] = True
         prefixes = [r.prefix.to(device) if r.prefix else None for r in requests]
         batch = _Batch(DynamicCache(), positions.to(device), valid.to(device), prefixes, list(range(len(requests))))
-        return self._run(batch, ids.to(device), keep, capture), batch
+        logits = self._run(batch, ids.to(device), keep, capture)
+        count(prefilled=sum(len(r.token_ids) for r in requests))
+        return logits, batch
 
     def _step(self, batch: _Batch, token_ids: list[int]) -> Tensor:
         """One more token for every row of the batch; logits `(B, 1, vocabulary)`."""

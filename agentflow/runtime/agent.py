@@ -11,6 +11,7 @@ from agentflow.kv.payload import Payload, Turn
 from agentflow.models.chat import append_turn, conversation, render
 from agentflow.models.engine import Engine
 from agentflow.models.requests import Generation, Request, Sampling
+from agentflow.models.tally import tallied
 from agentflow.runtime.foundation import Foundation, gather, lay
 from agentflow.runtime.results import MessageResult, NodeResult
 from agentflow.workflow.fields import Generation as GenerationSettings
@@ -47,9 +48,10 @@ class Turnplan:
 def deliver(channel: Channel, message: Message, task: Task, payload: Payload | None = None) -> tuple[Payload, Delivery]:
     """Send a message and receive it; a `payload` that was made for another receiver may be used again."""
     start = time.perf_counter()
-    made = payload if payload is not None else channel.send(message, task)
-    sent = time.perf_counter()
-    context = channel.receive(made, task.engine)
+    with tallied() as computed:
+        made = payload if payload is not None else channel.send(message, task)
+        sent = time.perf_counter()
+        context = channel.receive(made, task.engine)
     header = made.header
     result = MessageResult(
         sender=message.sender,
@@ -61,6 +63,8 @@ def deliver(channel: Channel, message: Message, task: Task, payload: Payload | N
         inject_seconds=time.perf_counter() - sent,
         losses=header.losses,
         stats={**made.stats, **context.stats} or None,
+        prefilled=computed.prefilled,
+        generated=computed.generated,
     )
     return made, Delivery(context, result)
 

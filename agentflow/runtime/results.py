@@ -13,6 +13,7 @@ class MessageResult:
     Attributes:
         bytes: of the payload, as it would travel.
         tokens: length of the sender's trajectory where it is known; `kept` of them travelled.
+        prefilled, generated: tokens that models computed on the way, for the channel.
         digest: of the payload file, where one was written.
     """
 
@@ -26,6 +27,8 @@ class MessageResult:
     losses: tuple[str, ...] = ()
     digest: str = ""
     stats: dict[str, float] | None = None
+    prefilled: int = 0
+    generated: int = 0
 
 
 @dataclass(frozen=True)
@@ -46,6 +49,16 @@ class NodeResult:
     first_token_seconds: float
     seconds: float
     messages: tuple[MessageResult, ...] = ()
+
+    @property
+    def all_prefilled(self) -> int:
+        """With what the channels of its messages computed on the way."""
+        return self.prefilled + sum(m.prefilled for m in self.messages)
+
+    @property
+    def all_generated(self) -> int:
+        """With what was generated for its messages on the way."""
+        return self.generated + sum(m.generated for m in self.messages)
 
     def to_json(self) -> dict[str, Any]:
         """A plain mapping."""

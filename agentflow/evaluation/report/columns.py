@@ -187,9 +187,11 @@ def _nats(summary: Summary, edges: int) -> list[Column]:
 
 def _costs() -> list[Column]:
     return [
-        _mean("prefilled", "prefill", "Tokens that the receivers computed for their prompts; mean.", 4),
+        _mean(
+            "prefilled", "prefill", "Tokens computed for the receivers' prompts, and by channels on the way; mean.", 4
+        ),
         _mean("reused", "reused", "Tokens that stood in a cache already; mean.", 13),
-        _mean("generated", "generated", "Tokens that the receivers generated; mean.", 16),
+        _mean("generated", "generated", "Tokens that the receivers generated, and channels on the way; mean.", 16),
         _mean("positions", "positions", "Entries that the receivers could attend to; mean.", 11),
         _mean("bytes", "bytes", "Payloads as they would travel; mean.", 4, amount),
         _quantiles("encode_seconds", "encode p50/p95", "From trajectory to payload.", 17),
