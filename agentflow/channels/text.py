@@ -20,7 +20,7 @@ class TextSettings(ChannelSettings):
         default="trajectory", description="the whole conversation of the sender, or its last answer only"
     )
     max_bytes: int | None = Field(
-        default=None, ge=0, description="cut the text to so many bytes; instructions (system turns) are not counted"
+        default=None, ge=0, description="cut the text to so many bytes; instructions (system turns) stay whole and are counted"
     )
 
 
@@ -55,8 +55,9 @@ class TextChannel(Channel):
 
 
 def cut(turns: Sequence[Turn], max_bytes: int) -> tuple[Turn, ...]:
-    """The beginning of a conversation in so many UTF-8 bytes; system turns stay and are not counted."""
-    left, kept = max_bytes, []
+    """The beginning of a conversation in so many UTF-8 bytes; system turns stay, even where they alone are more."""
+    told = sum(len(turn.content.encode()) for turn in turns if turn.role == "system")
+    left, kept = max(0, max_bytes - told), []
     for turn in turns:
         if turn.role == "system":
             kept.append(turn)

@@ -109,7 +109,7 @@ def vary(
         swapped = {name: foreign[name] for name in private if name in inputs}
         return Variation(bind(over), {**inputs, **swapped})
     if arm.control == EQUAL_BYTES:
-        most = row.bytes if row is not None else 0
+        most = row.bytes // max(1, row.messages) if row is not None else 0
         return Variation(bind(workflow.with_channel({"name": "text", "max_bytes": most})), inputs)
     if arm.control in (EQUAL_POSITIONS, EQUAL_SECONDS):
         binding = bind(workflow.with_channel("text"))

@@ -79,6 +79,16 @@ def test_only_the_answer_travels_when_asked():
     assert channel.receive(payload, engine).note == "Message from read:\nok"
 
 
+@pytest.mark.parametrize(("most", "left"), [(99, "né sept"), (13, "né s"), (10, "n"), (8, None), (3, None)])
+def test_text_is_cut_to_its_bytes_with_the_instructions_whole_and_counted(most, left):
+    turns = (Turn("system", "be brief"), Turn("user", "né sept"))
+    channel, engine = make_channel("text", {"max_bytes": most}), tiny_engine()
+    payload = channel.send(Message("read", turns, ""), Task("", "", engine))
+    assert payload.body.turns == (turns[0], *((Turn("user", left),) if left else ()))
+    assert payload.nbytes <= max(most, 8)
+    assert payload.header.losses == (f"text cut to {most} bytes",)
+
+
 def test_a_sender_without_a_cache_and_a_foreign_body_are_clear_errors():
     engine = tiny_engine()
     with pytest.raises(ChannelError, match="kept no cache"):
@@ -94,6 +104,7 @@ def test_a_sender_without_a_cache_and_a_foreign_body_are_clear_errors():
         ("cach", {}, "Unknown channel 'cach'. Did you mean 'cache'"),
         ("text", {"scop": "answer"}, "unknown setting 'scop'"),
         ("text", {"scope": "all"}, "'trajectory' or 'answer', not 'all'"),
+        ("text", {"max_bytes": -1}, "max_bytes"),
     ],
 )
 def test_wrong_names_and_settings_are_one_plain_error(name, settings, what):
