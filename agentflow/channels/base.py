@@ -125,6 +125,8 @@ class Channel(ABC):
     """Whether it sends less than the text holds; then text of equal bytes is a control."""
     trains: ClassVar[bool] = False
     """Whether it needs a trained bundle; those that don't appear in comparisons by default."""
+    sends_text: ClassVar[bool] = False
+    """Whether what travels is text, whatever it was made from; then there is no cache that zeros could stand in for."""
 
     def __init__(self, settings: ChannelSettings | None = None) -> None:
         self.settings = settings if settings is not None else self.Settings()

@@ -20,7 +20,9 @@ class TextSettings(ChannelSettings):
         default="trajectory", description="the whole conversation of the sender, or its last answer only"
     )
     max_bytes: int | None = Field(
-        default=None, ge=0, description="cut the text to so many bytes; instructions (system turns) stay whole and are counted"
+        default=None,
+        ge=0,
+        description="cut the text to so many bytes; instructions (system turns) stay whole and are counted",
     )
 
 
@@ -30,6 +32,7 @@ class TextChannel(Channel):
     name = "text"
     Settings = TextSettings
     settings: TextSettings
+    sends_text = True
 
     def send(self, message: Message, task: Task) -> Payload:
         """Put the turns (or the answer as one assistant turn) into a text payload."""
@@ -45,13 +48,27 @@ class TextChannel(Channel):
     def receive(self, payload: Payload, receiver: Engine) -> Context:
         """Continue the conversation, or read the answer at the head of the prompt."""
         del receiver
-        body = payload.body
-        if not isinstance(body, TextBody):
-            raise PayloadError(f"The text channel got a {type(body).__name__} from '{payload.header.sender}'.")
-        if self.settings.scope == "trajectory":
-            return Context(turns=body.turns)
-        said = "\n\n".join(t.content for t in body.turns)
-        return Context(note=f"Message from {payload.header.sender}:\n{said}")
+        return Context(turns=text_of(payload)) if self.settings.scope == "trajectory" else as_note(payload)
+
+
+def text_of(payload: Payload) -> tuple[Turn, ...]:
+    """The turns of a payload in words.
+
+    Raises:
+        PayloadError: it holds something else.
+    """
+    if not isinstance(payload.body, TextBody):
+        raise PayloadError(
+            f"The payload from '{payload.header.sender}' holds a {type(payload.body).__name__}, not text.",
+            fix="Receive it with the channel that sent it.",
+        )
+    return payload.body.turns
+
+
+def as_note(payload: Payload) -> Context:
+    """A payload in words as a note at the head of the receiver's prompt."""
+    said = "\n\n".join(t.content for t in text_of(payload))
+    return Context(note=f"Message from {payload.header.sender}:\n{said}")
 
 
 def cut(turns: Sequence[Turn], max_bytes: int) -> tuple[Turn, ...]:

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 
 from agentflow.channels.base import Channel, Context, Message, Task
+from agentflow.channels.retrieval import RetrievalChannel, RetrievalSettings
 from agentflow.errors import UserError
-from agentflow.evaluation.retrieved import RetrievedText
 from agentflow.evaluation.rows import Arm, Row
 from agentflow.kv.bodies import CacheBody
 from agentflow.kv.payload import Payload
@@ -75,11 +75,13 @@ def label(name: str, settings: Mapping[str, Any]) -> str:
 def _applies(control: str, binding: Binding) -> bool:
     channels = binding.channels
     if control == ZERO:
-        return any(c.needs_cache for c in channels)
-    if control in (EQUAL_BYTES, EQUAL_POSITIONS):
+        return any(c.needs_cache and not c.sends_text for c in channels)
+    if control == EQUAL_BYTES:
         return any(c.compresses for c in channels)
+    if control == EQUAL_POSITIONS:
+        return any(c.compresses and c.name != RetrievalChannel.name for c in channels)
     if control == EQUAL_SECONDS:
-        return all(c.name != "text" for c in channels)
+        return all(c.name not in ("text", RetrievalChannel.name) for c in channels)
     return True
 
 
@@ -113,7 +115,7 @@ def vary(
         return Variation(bind(workflow.with_channel({"name": "text", "max_bytes": most})), inputs)
     if arm.control in (EQUAL_POSITIONS, EQUAL_SECONDS):
         binding = bind(workflow.with_channel("text"))
-        room = RetrievedText(_room(arm, row, text))
+        room = RetrievalChannel(RetrievalSettings(limit="max_tokens", max_tokens=_room(arm, row, text)))
         return Variation(replace(binding, channels=tuple(room for _ in binding.channels)), inputs)
     binding = bind(over)
     if arm.control == ZERO:
@@ -122,20 +124,20 @@ def vary(
 
 
 def _room(arm: Arm, row: Row | None, text: Row | None) -> int:
-    """How many positions of text a message may take, for each receiver.
+    """How many positions of text each message may take.
 
     Raises:
         UserError: what it is measured by did not run.
     """
-    if row is None or row.error or not row.answers:
+    if row is None or row.error or not row.messages:
         raise UserError(f"{arm.channel} did not finish this item, so there is nothing to be equal to")
-    receivers = len(row.answers)
     if arm.control == EQUAL_POSITIONS:
-        return row.reused // receivers
+        return row.message_positions // row.messages
     if text is None or text.error or not text.first_token_seconds:
         raise UserError("text did not run on this item, so its speed is not known")
-    read = text.prefilled / receivers / text.first_token_seconds * row.first_token_seconds
-    return max(0, int(read - row.prefilled / receivers))
+    read = text.prefilled / text.first_token_seconds * row.first_token_seconds
+    own = row.positions - row.message_positions
+    return max(0, int((read - own) / row.messages))
 
 
 def answer_node(workflow: Workflow) -> str:

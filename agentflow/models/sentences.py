@@ -1,14 +1,27 @@
-"""Sentences of a token sequence: which tokens belong together, and their text."""
+"""Sentences of a text, and of a token sequence: which tokens belong together, and their text."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import Tensor
 
-_END = (".", "!", "?", '."', '!"', '?"', ".”", ":")
+_END = ('."', '!"', '?"', ".”", ".", "!", "?", ":")
+# The same for a text; the full-width marks need no space behind them. Blank lines belong to what they end.
+_CUT = re.compile(rf"(?:(?:{'|'.join(map(re.escape, _END))})(?=\s)|[。！？][”」』]?)(?:[^\S\n]*\n)*|\n(?:[^\S\n]*\n)*")
+
+
+def split_sentences(text: str) -> list[str]:
+    """The sentences of a text with all their white space: joined they are the text again.
+
+    A sentence ends with a line, or where `.`, `!`, `?` or `:` is followed by a space.
+    """
+    ends = [0, *(match.end() for match in _CUT.finditer(text)), len(text)]
+    return [text[a:b] for a, b in pairwise(ends) if a < b]
 
 
 def sentences_of(tokenizer: Any, token_ids: Sequence[int]) -> tuple[Tensor, list[str]]:

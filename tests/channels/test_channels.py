@@ -105,6 +105,12 @@ def test_a_sender_without_a_cache_and_a_foreign_body_are_clear_errors():
         ("text", {"scop": "answer"}, "unknown setting 'scop'"),
         ("text", {"scope": "all"}, "'trajectory' or 'answer', not 'all'"),
         ("text", {"max_bytes": -1}, "max_bytes"),
+        ("retrieval", {"ratio": 0}, "ratio"),
+        ("retrieval", {"ratio": 1.1}, "ratio"),
+        ("retrieval", {"top_k": 0}, "top_k"),
+        ("retrieval", {"chunk_words": 0}, "chunk_words"),
+        ("retrieval", {"chunk": "letter"}, "'sentence', 'paragraph' or 'words', not 'letter'"),
+        ("retrieval", {"limit": "bytes"}, "'ratio', 'max_tokens' or 'top_k', not 'bytes'"),
     ],
 )
 def test_wrong_names_and_settings_are_one_plain_error(name, settings, what):

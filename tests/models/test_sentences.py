@@ -1,0 +1,32 @@
+"""Where a text is cut into sentences."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agentflow.models.sentences import split_sentences
+
+
+@pytest.mark.parametrize(
+    ("text", "sentences"),
+    [
+        ("One. Two! Three? Four: five", ["One.", " Two!", " Three?", " Four:", " five"]),
+        ('He said "no." She left.', ['He said "no."', " She left."]),
+        ("3.14 is at 10:30 in a.b", ["3.14 is at 10:30 in a.b"]),
+        ("A line\nanother.\n\n  \n  - a third", ["A line\n", "another.\n\n  \n", "  - a third"]),
+        ("你好。再见！「是。」完", ["你好。", "再见！", "「是。」", "完"]),
+        ("", []),
+        ("\n", ["\n"]),
+    ],
+)
+def test_a_sentence_ends_with_a_line_or_a_mark_before_a_space(text, sentences):
+    assert split_sentences(text) == sentences
+
+
+@given(st.text(alphabet='ab .!?:\n\r\t"”。\u2028é🙂'))
+def test_sentences_joined_are_the_text_again(text):
+    found = split_sentences(text)
+    assert "".join(found) == text
+    assert all(found)
