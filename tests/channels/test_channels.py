@@ -111,6 +111,11 @@ def test_a_sender_without_a_cache_and_a_foreign_body_are_clear_errors():
         ("retrieval", {"chunk_words": 0}, "chunk_words"),
         ("retrieval", {"chunk": "letter"}, "'sentence', 'paragraph' or 'words', not 'letter'"),
         ("retrieval", {"limit": "bytes"}, "'ratio', 'max_tokens' or 'top_k', not 'bytes'"),
+        ("summary", {"max_tokens": 0}, "max_tokens"),
+        ("summary", {"ratio": 2}, "ratio"),
+        ("summary", {"by": "me"}, "'receiver' or 'sender', not 'me'"),
+        ("summary", {"instruction": ""}, "instruction"),
+        ("summary", {"temperature": 1}, "unknown setting 'temperature'"),
     ],
 )
 def test_wrong_names_and_settings_are_one_plain_error(name, settings, what):

@@ -161,7 +161,7 @@ def test_the_roles_but_the_system_become_one_text_and_the_counts_are_told():
     assert make_channel("retrieval").receive(payload, tiny_engine()).turns == payload.body.turns
 
 
-@pytest.mark.parametrize("name", ["text", "retrieval"])
+@pytest.mark.parametrize("name", ["text", "retrieval", "summary"])
 def test_channels_in_words_refuse_a_cache(name):
     engine = tiny_engine()
     body = CacheBody(engine.prefill([5, 6]), (5, 6), (Turn("user", "x"),))
