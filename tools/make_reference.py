@@ -67,6 +67,7 @@ MEANINGS: dict[tuple[str, str], str] = {
     ("Edge", "from"): "the sending node",
     ("Edge", "to"): "the receiving node",
     ("Edge", "channel"): "how the message travels",
+    ("Edge", "fixed"): "keep this channel where others are tried (`--channel`, `compare`): the message is no hand-over",
     ("ChannelSpec", "name"): "a registered channel: `agentflow channels` lists them",
     ("ChannelSpec", "settings"): "the channel's settings; written beside `name`, as in `{name: text, scope: answer}`",
     ("TaskSpec", "name"): "a registered task",

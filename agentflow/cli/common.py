@@ -58,7 +58,7 @@ def stoppable(runs: Path) -> Iterator[Tally]:
 
 
 def workflow_on(ref: str, channel: str | None) -> Workflow:
-    """A workflow by path or shipped name, with every edge on `channel` where one is given."""
+    """A workflow by path or shipped name, with every edge that is not fixed on `channel` where one is given."""
     from agentflow.channels.registry import get_channel
     from agentflow.workflow.loader import load_workflow
 
@@ -81,12 +81,13 @@ def items_for(workflow: Workflow, task: Task, data: Path | None, limit: int | No
 
 
 def require_edges(workflow: Workflow, option: str) -> None:
-    """Refuse to change the channel of messages that don't exist."""
-    if not workflow.edges:
+    """Refuse to change the channel of messages that don't exist, or that are all fixed."""
+    if all(edge.fixed for edge in workflow.edges):
+        what = "sends its messages over fixed channels" if workflow.edges else "sends no messages"
         raise UserError(
-            f"The workflow '{workflow.name}' sends no messages, so there is no channel to choose.",
+            f"The workflow '{workflow.name}' {what}, so there is no channel to choose.",
             where=option,
-            fix="Leave it out, or add `edges:` to the workflow.",
+            fix="Leave it out, or add `edges:` that are not fixed to the workflow.",
         )
 
 

@@ -92,4 +92,6 @@ def run_options(batch: int) -> Callable[[Function], Function]:
 json_option = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON, and nothing else.")
 task_option = click.option("--task", "task_name", metavar="TASK", help="Score as this task, not as the workflow's own.")
 data_option = click.option("--data", type=FILE, metavar="FILE", help="The task's data file: JSON or JSONL, also .gz.")
-channel_option = click.option("--channel", metavar="CHANNEL", help="Send every message over this channel.")
+channel_option = click.option(
+    "--channel", metavar="CHANNEL", help="Send every message over this channel, but for fixed edges."
+)

@@ -73,7 +73,7 @@ def label(name: str, settings: Mapping[str, Any]) -> str:
 
 
 def _applies(control: str, binding: Binding) -> bool:
-    channels = binding.channels
+    channels = binding.compared
     if control == ZERO:
         return any(c.needs_cache and not c.sends_text for c in channels)
     if control == EQUAL_BYTES:
@@ -116,10 +116,10 @@ def vary(
     if arm.control in (EQUAL_POSITIONS, EQUAL_SECONDS):
         binding = bind(workflow.with_channel("text"))
         room = RetrievalChannel(RetrievalSettings(limit="max_tokens", max_tokens=_room(arm, row, text)))
-        return Variation(replace(binding, channels=tuple(room for _ in binding.channels)), inputs)
+        return Variation(binding.with_compared(lambda _: room), inputs)
     binding = bind(over)
     if arm.control == ZERO:
-        binding = replace(binding, channels=tuple(Zeroed(c) for c in binding.channels))
+        binding = binding.with_compared(Zeroed)
     return Variation(binding, inputs)
 
 

@@ -23,12 +23,14 @@ def row_of(
 ) -> Row:
     """Score the answers of `node` and add up what the receivers cost.
 
-    Receivers are the nodes that something is sent to, and the node that answers.
+    Receivers are the nodes that something is sent to, and the node that answers. Fixed edges are the same in every
+    arm, so what they carry, and who receives nothing else, is not counted.
     """
     error = "; ".join(f"{unit}: {what}" for unit, what in result.errors.items())
-    receivers = {edge.receiver for edge in workflow.edges} | {node}
-    received = [r for name, rs in result.nodes.items() if name in receivers for r in rs]
-    messages = [m for r in received for m in r.messages]
+    compared = {(edge.sender, edge.receiver) for edge in workflow.edges if not edge.fixed}
+    receivers = {receiver for _, receiver in compared} | {node}
+    received = [(name, r) for name, rs in result.nodes.items() if name in receivers for r in rs]
+    messages = [m for name, r in received for m in r.messages if (m.sender, name) in compared]
     answers = tuple(result.answers(node))
     return Row(
         item=item.id,
@@ -38,17 +40,17 @@ def row_of(
         answers=answers,
         nll=None if error or probe is None else probe.nll,
         kl=None if error or probe is None else probe.kl,
-        prefilled=sum(r.all_prefilled for r in received),
-        reused=sum(r.reused for r in received),
-        generated=sum(r.all_generated for r in received),
-        positions=sum(r.prefilled + r.reused for r in received),
+        prefilled=sum(r.all_prefilled for _, r in received),
+        reused=sum(r.reused for _, r in received),
+        generated=sum(r.all_generated for _, r in received),
+        positions=sum(r.prefilled + r.reused for _, r in received),
         messages=len(messages),
         kept=sum(m.kept for m in messages),
         bytes=sum(m.bytes for m in messages),
         encode_seconds=sum(m.encode_seconds for m in messages),
         inject_seconds=sum(m.inject_seconds for m in messages),
-        first_token_seconds=fmean(r.first_token_seconds for r in received) if received else 0.0,
-        seconds=sum(r.seconds for r in received),
+        first_token_seconds=fmean(r.first_token_seconds for _, r in received) if received else 0.0,
+        seconds=sum(r.seconds for _, r in received),
         peak_bytes=peak,
         error=error,
     )

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 from agentflow.channels.base import Channel
 from agentflow.channels.registry import channel_names, get_channel, make_channel
@@ -30,6 +31,16 @@ class Binding:
     def model_of(self, node: str) -> ModelSpec:
         """The model that runs a node."""
         return self.models[self.workflow.nodes[node].agent]
+
+    @property
+    def compared(self) -> tuple[Channel, ...]:
+        """The channels of the edges that are not fixed."""
+        return tuple(channel for _, edge, channel in self._edges() if not edge.fixed)
+
+    def with_compared(self, change: Callable[[Channel], Channel]) -> Binding:
+        """The same with every channel changed but those of fixed edges."""
+        channels = tuple(channel if edge.fixed else change(channel) for _, edge, channel in self._edges())
+        return replace(self, channels=channels)
 
     def incoming(self, node: str) -> list[tuple[int, Edge, Channel]]:
         """Edges into a node with their numbers and channels, in the order they are written."""

@@ -33,7 +33,7 @@ class Flow:
     engines: EnginePool = field(default_factory=EnginePool)
 
     def bind(self, channel: str | Mapping[str, Any] | None = None) -> Binding:
-        """Check models and channels without loading anything; with `channel`, every message travels on it."""
+        """Check models and channels without loading anything; with `channel`, every edge but fixed ones."""
         if channel is None:
             return bind(self.workflow)
         spec = ChannelSpec.of(channel if isinstance(channel, str) else dict(channel))
@@ -52,7 +52,8 @@ class Flow:
 
         Args:
             inputs: values for the workflow's inputs; checked against their types.
-            channel: put every message on this channel (a name, or a mapping with `name` and settings).
+            channel: put every message but those of fixed edges on this channel (a name, or a mapping with `name`
+                and settings).
             runs: keep the run in a folder below this one.
 
         Raises:

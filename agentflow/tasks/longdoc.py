@@ -25,8 +25,9 @@ _SUFFIXES = frozenset({".gz", ".json", ".jsonl"})
 
 
 class LongDocSettings(FileSettings):
-    """How a document without passages of its own is cut."""
+    """How long documents may be, and how one without passages of its own is cut."""
 
+    max_words: int | None = Field(default=None, ge=1, description="Leave out documents of more words than this.")
     chunk_words: int = Field(
         default=300, ge=20, description="Most words of a piece, where the document has no 'Passage N:' marks."
     )
@@ -46,7 +47,16 @@ class LongDoc(FileTask):
     settings: LongDocSettings
 
     def read(self, record: Record, seed: int) -> Item | LeftOut:
-        """Read a record of any of the three shapes; `DataError` naming the record if it is none of them."""
+        """Read a record of any of the three shapes, unless its document is too long.
+
+        Raises `DataError` naming the record if it is of none of the shapes.
+        """
+        item, most = self._read(record), self.settings.max_words
+        if most is not None and item.meta["words"] > most:
+            return LeftOut(f"documents of more than {most:,} words (max_words)")
+        return item
+
+    def _read(self, record: Record) -> Item:
         if "origin_prompt" in record.values:
             prompt = parse_prompt(_prompt_text(record))
             if isinstance(prompt, str):

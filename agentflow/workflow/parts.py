@@ -101,11 +101,12 @@ class ChannelSpec(StrictModel):
 
 
 class Edge(StrictModel):
-    """A message from one node to another, and the channel it travels on."""
+    """A message from one node to another, and the channel it travels on; a `fixed` one is never put on another."""
 
     sender: str = Field(alias="from")
     receiver: str = Field(alias="to")
     channel: ChannelSpec
+    fixed: bool = False
 
 
 class TaskSpec(StrictModel):

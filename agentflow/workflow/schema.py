@@ -84,9 +84,9 @@ class Workflow(StrictModel):
         return chosen.over(self.agents[chosen.agent].over(self.defaults))
 
     def with_channel(self, spec: str | dict[str, Any] | ChannelSpec) -> Self:
-        """Return the same workflow with every message on another channel."""
+        """Return the same workflow with every message on another channel, but for edges that are `fixed`."""
         channel = ChannelSpec.of(spec)
-        edges = tuple(edge.model_copy(update={"channel": channel}) for edge in self.edges)
+        edges = tuple(edge if edge.fixed else edge.model_copy(update={"channel": channel}) for edge in self.edges)
         return self.model_copy(update={"edges": edges})
 
     def placed(self, origins: Origins) -> Self:

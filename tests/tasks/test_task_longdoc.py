@@ -69,6 +69,17 @@ def test_the_other_two_shapes_are_read(write: Make, hotpot: Make) -> None:
     assert third.id == "data-2"
 
 
+def test_documents_that_are_too_long_are_left_out_and_counted(write: Make, caplog: pytest.LogCaptureFixture) -> None:
+    records = [
+        {"_id": f"n{words}", "context": "word " * words, "input": "Who?", "answers": ["Ada"]} for words in (40, 50, 60)
+    ]
+    task = LongDoc(LongDocSettings(max_words=50))
+    assert [item.id for item in task.items(data=write(records), limit=None, seed=0)] == ["n40", "n50"]
+    assert "left out 1 of 3: documents of more than 50 words (max_words)" in caplog.text
+    with pytest.raises(DataError, match="No record can be used: documents of more than 50 words"):
+        task.items(data=write(records[2:]), limit=None, seed=0)
+
+
 @pytest.mark.parametrize(
     ("record", "message"),
     [

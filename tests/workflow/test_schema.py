@@ -81,6 +81,11 @@ def test_with_channel_replaces_every_channel_and_leaves_the_original(workflow: W
     assert {edge.channel.name for edge in workflow.with_channel("text").edges} == {"text"}
 
 
+def test_with_channel_leaves_fixed_edges_alone() -> None:
+    workflow = parse_workflow(changed("- {from: read, to: each}", "- {from: read, to: each, fixed: true}"))
+    assert [edge.channel.name for edge in workflow.with_channel("text").edges] == ["text", "cache"]
+
+
 def test_models_do_not_change(workflow: Workflow) -> None:
     with pytest.raises(ValidationError):
         workflow.name = "other"  # type: ignore[misc]
