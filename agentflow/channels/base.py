@@ -100,6 +100,7 @@ class Context:
         cache: attention state of `token_ids`, which from `head` on are a rendering of `turns`.
         joining: how to join this cache with others, when several arrive.
         stats: figures of the injection (seconds, counts).
+        warnings: what somebody should know about the injection, in words; shown while it runs, and stored.
     """
 
     turns: tuple[Turn, ...] = ()
@@ -110,6 +111,7 @@ class Context:
     losses: tuple[str, ...] = ()
     joining: Joining = field(default_factory=Joining)
     stats: dict[str, float] = field(default_factory=dict)
+    warnings: tuple[str, ...] = ()
 
 
 class Channel(ABC):

@@ -25,6 +25,9 @@ from agentflow.models.engine import Engine
 from agentflow.models.spec import ModelSpec
 
 
+_SENT = {"warn": "sent all the same", "text": "sent as text", "full": "sent whole"}
+
+
 class LatentBriefingChannel(Channel):
     """The positions that matter for the receiver's task, refitted to answer its attention as all of them would."""
 
@@ -78,17 +81,19 @@ class LatentBriefingChannel(Channel):
         s = self.settings
         lost = s.max_loss is not None and stats["output_error"] > s.max_loss
         stats["bound_passed"] = float(lost)
+        told = f"output error {stats['output_error']:.3g} is above max_loss {s.max_loss}; {_SENT[s.on_loss]}"
+        warnings = (f"{told} (on_loss: {s.on_loss})",) if lost else ()
         cache, losses = briefing.cache, [f"{len(briefing.cache)} of {len(full)} positions kept"]
         if lost and s.on_loss == "text":
             header = Header(self.name, message.sender, losses=("sent as text: the loss bound was passed",))
-            return Payload(header, TextBody(message.turns), stats)
+            return Payload(header, TextBody(message.turns), stats, warnings)
         if lost and s.on_loss == "full":
             cache, losses = full, ["sent whole: the loss bound was passed"]
         header = Header(
             self.name, message.sender, engine.fingerprint, full.next_position, len(cache), (*message.losses, *losses)
         )
         body = CacheBody(cache, token_ids[: full.next_position], message.turns, message.head)
-        return Payload(header, body, stats)
+        return Payload(header, body, stats, warnings)
 
 
 def _refuse_windows(engine: Engine) -> None:

@@ -16,6 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from agentflow.cli.console import amount, plain, seconds, visible
+from agentflow.cli.warned import Warned
 
 if TYPE_CHECKING:
     from agentflow.runtime.events import Event, Listener
@@ -78,9 +79,11 @@ class LiveView:
         # Units of a batch speak at once. One is listened to until it ends, then the next that says something.
         self._speaker: tuple[str, str, int | None] | None = None
         self._saying = ""
+        self._warned = Warned()
 
     def __call__(self, event: Event) -> None:
         """Take in one event."""
+        self._warned(event)
         if event.kind == "run_started":
             self._bar.update(self._task, total=event.data["items"])
         elif event.kind == "item_finished":
@@ -121,6 +124,8 @@ class LiveView:
         for node, row in self._rows.items():
             table.add_row(plain(node), row.state, *(row.figure(name) for name in names))
         yield table
+        for line in self._warned.lines():
+            yield Text(visible(line), style="yellow")
         yield self._bar
         speaker = self._speaker
         if speaker is not None:
@@ -143,9 +148,12 @@ class PlainLines:
         self._console, self._title = console, title
         self._total = self._finished = 0
         self._last = 0.0
+        self._warned = Warned()
 
     def __call__(self, event: Event) -> None:
         """Print a line where one is due."""
+        for line in self._warned(event):
+            self._say(line)
         if event.kind == "run_started":
             self._total = event.data["items"]
         elif event.kind == "node_failed":

@@ -87,11 +87,14 @@ class Header:
 
 @dataclass(frozen=True, eq=False)
 class Payload:
-    """A message on its way: header, body, and what it cost so far (seconds, counts; not part of the file)."""
+    """A message on its way: header and body; what it cost so far (seconds, counts) and what somebody should know
+    about it are no part of the file.
+    """
 
     header: Header
     body: Body
     stats: Mapping[str, float] = field(default_factory=dict)
+    warnings: tuple[str, ...] = ()
 
     @property
     def nbytes(self) -> int:

@@ -65,6 +65,7 @@ def deliver(channel: Channel, message: Message, task: Task, payload: Payload | N
         stats={**made.stats, **context.stats} or None,
         prefilled=computed.prefilled,
         generated=computed.generated,
+        warnings=(*made.warnings, *context.warnings),
     )
     return made, Delivery(context, result)
 

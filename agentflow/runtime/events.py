@@ -18,6 +18,7 @@ Kind = Literal[
     "node_started",
     "node_token",
     "message",
+    "warning",
     "node_finished",
     "node_failed",
     "node_skipped",

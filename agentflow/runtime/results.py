@@ -15,6 +15,7 @@ class MessageResult:
         tokens: length of the sender's trajectory where it is known; `kept` of them travelled.
         prefilled, generated: tokens that models computed on the way, for the channel.
         digest: of the payload file, where one was written.
+        warnings: what somebody should know about this message, in words.
     """
 
     sender: str
@@ -29,6 +30,7 @@ class MessageResult:
     stats: dict[str, float] | None = None
     prefilled: int = 0
     generated: int = 0
+    warnings: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -67,7 +69,8 @@ class NodeResult:
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> NodeResult:
         """The reverse of `to_json`."""
-        messages = tuple(MessageResult(**{**m, "losses": tuple(m["losses"])}) for m in data["messages"])
+        words = [{key: tuple(m.get(key, ())) for key in ("losses", "warnings")} for m in data["messages"]]
+        messages = tuple(MessageResult(**{**m, **w}) for m, w in zip(data["messages"], words, strict=True))
         return cls(**{**data, "messages": messages})
 
 

@@ -159,6 +159,8 @@ class Turns:
                 bytes=delivery.result.bytes,
                 digest=digest,
             )
+            for text in delivery.result.warnings:
+                self.bus.emit("warning", item=unit.item, node=unit.node, child=unit.child, sender=sender, text=text)
             found.append(delivery)
         return found
 

@@ -111,11 +111,15 @@ def test_a_loss_beyond_the_bound_is_warned_of_or_avoided(on_loss, kind):
     engine = tiny_engine()
     payload, _, answer = over(engine, threshold="ratio", ratio=0.1, refit="none", max_loss=1e-6, on_loss=on_loss)
     assert payload.stats["bound_passed"] == 1.0
+    (warning,) = payload.warnings
+    assert "is above max_loss 1e-06; sent " in warning
+    assert warning.endswith(f"(on_loss: {on_loss})")
     assert type(payload.body).__name__ == kind
     if on_loss != "warn":
         assert answer.token_ids == by_cache(engine).token_ids
         assert "loss bound" in payload.header.losses[-1]
-    assert over(engine, threshold="ratio", ratio=0.5, max_loss=1e6)[0].stats["bound_passed"] == 0.0
+    kept = over(engine, threshold="ratio", ratio=0.5, max_loss=1e6)[0]
+    assert (kept.stats["bound_passed"], kept.warnings) == (0.0, ())
 
 
 def test_a_briefing_travels_as_a_file(tmp_path):

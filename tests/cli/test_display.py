@@ -130,6 +130,43 @@ def test_plain_lines_tell_nodes_of_one_item_and_items_of_many():
     assert "/3 items, 2.00 s" in stream.getvalue()
 
 
+def warning(text: str, node: str = "answer") -> Event:
+    return Event("warning", 1.0, "a", node, None, {"sender": "plan", "text": text})
+
+
+def test_the_live_view_shows_each_kind_of_warning_once_with_its_number():
+    view = LiveView(Flow(), "facts")
+    for n in range(12):
+        view(warning(f"output error 0.{n} is above 0.30"))
+    view(warning(FOREIGN))
+    screen = shown(view)
+    assert "warning: answer ← plan: output error 0.11 is above 0.30 (12 times)" in screen
+    assert "\\x1b" in screen
+    assert "\x1b" not in screen
+    for word in ("one", "two", "three", "four"):
+        view(warning(word))
+    assert "warning: 2 other kinds" in shown(view)
+    assert max(console_width(line) for line in shown(view, 40).splitlines()) <= 40
+
+
+def test_plain_lines_tell_alike_warnings_three_times_and_their_number_at_the_end():
+    stream = io.StringIO()
+    lines = PlainLines(Console(file=stream, width=200, emoji=False), "facts")
+    lines(Event("run_started", 0.0, data={"items": 9}))
+    for n in range(7):
+        lines(warning(f"output error 0.{n} is above 0.30"))
+    lines(warning(FOREIGN, "read"))
+    told = stream.getvalue().splitlines()
+    assert told[0] == "facts: warning: answer ← plan: output error 0.0 is above 0.30"
+    assert told[2].endswith("0.2 is above 0.30 (more of these are counted)")
+    assert len(told) == 4
+    assert "\\x1b" in told[3]
+    lines(Event("run_finished", 9.0, data={"failed": 0, "cancelled": False}))
+    assert stream.getvalue().splitlines()[4:] == [
+        "facts: warning: answer ← plan: output error 0.6 is above 0.30 (7 times)"
+    ]
+
+
 def test_the_view_is_plain_where_there_is_no_terminal():
     with live(Console(file=io.StringIO()), Flow(), "x") as listener:
         assert isinstance(listener, PlainLines)

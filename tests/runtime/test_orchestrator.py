@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+from dataclasses import replace
 
 import pytest
 
@@ -202,6 +203,22 @@ def test_cancelling_ends_a_run_soon_and_says_what_was_not_done(flow, engines):
     threading.Timer(0.3, orchestrator.cancel).start()
     result = orchestrator.run([(f"i{n}", INPUTS) for n in range(20)])
     assert any("cancelled" in e for r in result for e in r.errors.values())
+
+
+def test_what_a_channel_warns_of_is_an_event_and_stored_with_the_message(flow, engines, tmp_path, monkeypatch):
+    from agentflow.channels.text import TextChannel
+
+    send, receive = TextChannel.send, TextChannel.receive
+    monkeypatch.setattr(TextChannel, "send", lambda *a: replace(send(*a), warnings=("half of it is lost",)))
+    monkeypatch.setattr(TextChannel, "receive", lambda *a: replace(receive(*a), warnings=("read in a hurry",)))
+    store = RunStore.create(tmp_path, "fan", {})
+    result = run(flow(FAN), engines, store=store)[0]
+    warnings = [e for e in read_events(store.folder) if e["kind"] == "warning"]
+    assert [(e["node"], e["data"]["sender"]) for e in warnings] == [("sum", "ask")] * 6  # two of each child's message
+    assert [e["data"]["text"] for e in warnings[:2]] == ["half of it is lost", "read in a hurry"]
+    stored = NodeResult.from_json(json.loads((store.folder / "results" / "one" / "sum.json").read_text()))
+    assert stored == result.nodes["sum"][0]
+    assert stored.messages[0].warnings == ("half of it is lost", "read in a hurry")
 
 
 def test_a_plug_in_that_breaks_fails_its_node_and_not_the_run(flow, engines, monkeypatch):
