@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 if TYPE_CHECKING:
-    from agentflow.runtime.options import RunOptions
+    from agentflow.runtime.options import Overlap, RunOptions
 
 Function = Callable[..., Any]
 FILE = click.Path(path_type=Path)
@@ -40,6 +40,7 @@ class RunSettings:
 
     Attributes:
         batch: units of one model that are answered as one batch.
+        overlap: whether hand-overs are made while the model decodes for others.
         runs: the folder that holds stored runs.
         as_json: print the result for machines.
         keep_payloads: write every payload into the run's folder, signed with `key` where there is one.
@@ -47,6 +48,7 @@ class RunSettings:
 
     seed: int
     batch: int
+    overlap: Overlap
     runs: Path
     as_json: bool
     keep_payloads: bool = False
@@ -57,7 +59,12 @@ class RunSettings:
         from agentflow.runtime.options import RunOptions
 
         return RunOptions(
-            seed=self.seed, max_batch=self.batch, reuse=reuse, keep_payloads=self.keep_payloads, signing_key=self.key
+            seed=self.seed,
+            max_batch=self.batch,
+            reuse=reuse,
+            overlap=self.overlap,
+            keep_payloads=self.keep_payloads,
+            signing_key=self.key,
         )
 
 
@@ -72,14 +79,21 @@ def run_options(batch: int) -> Callable[[Function], Function]:
             show_default=True,
             help="Units answered as one batch; 1 keeps first-token times comparable.",
         ),
+        click.option(
+            "--overlap",
+            type=click.Choice(["auto", "on", "off"]),
+            default="auto",
+            show_default=True,
+            help="Make hand-overs while the model decodes for others; auto: on a GPU. Answers are the same.",
+        ),
         click.option("--runs", type=FILE, default=Path("runs"), show_default=True, help="Folder where runs are kept."),
         json_option,
     ]
 
     def decorate(function: Function) -> Function:
         @wraps(function)
-        def verb(seed: int, batch: int, runs: Path, as_json: bool, **others: Any) -> Any:
-            return function(settings=RunSettings(seed, batch, runs, as_json), **others)
+        def verb(seed: int, batch: int, overlap: Overlap, runs: Path, as_json: bool, **others: Any) -> Any:
+            return function(settings=RunSettings(seed, batch, overlap, runs, as_json), **others)
 
         wrapped: Function = verb
         for decorator in reversed(decorators):

@@ -198,7 +198,8 @@ class _Run:
             variation = vary(arm, self.workflow, inputs, other, self.task.private, about, text)
         except UserError as error:
             return Row(item.id, arm.name, item.group, error=f"{NO_SUCH_CONTROL}: {error}")
-        options = RunOptions(seed=self.options.seed, max_batch=self.options.max_batch, reuse=False)
+        # Nothing runs beside what is timed.
+        options = RunOptions(seed=self.options.seed, max_batch=self.options.max_batch, reuse=False, overlap="off")
         orchestrator = Orchestrator(variation.binding, self.engines, options=options, memo=self._memo, probe=probe)
         reset_peak()
         result = orchestrator.run([(item.id, variation.inputs)])[0]

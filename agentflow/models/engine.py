@@ -42,7 +42,7 @@ class _Batch:
 
 
 class Engine:
-    """Runs one loaded model. Calls from several threads are taken one after the other.
+    """Runs one loaded model. Calls from several threads go on beside one another; their forward passes take turns.
 
     Args:
         memory_budget: bytes of KV cache that one batch may add; None for a share of what is free.
@@ -54,7 +54,9 @@ class Engine:
         self.prefixes = PrefixStore(prefix_bytes)
         self._memory_budget = memory_budget
         self.tokenizer = loaded.tokenizer
-        self._lock = threading.RLock()
+        # All a call changes is its own, but for what a model keeps between layers: RoPE tables that grow with the
+        # positions (dynamic, longrope), weights that are moved in and out for each pass.
+        self._pass = threading.Lock()
         names = inspect.signature(loaded.model.forward).parameters
         # transformers 5.24 renamed the argument; this is the one place that knows.
         self._cache_name = "cache" if "cache" in names else "past_key_values"
@@ -109,7 +111,7 @@ class Engine:
     def queries(self, cache: KVCache | None, token_ids: Sequence[int]) -> tuple[Tensor, ...]:
         """Queries of `token_ids` on top of `cache`, per layer `(heads, n, head_dim)`, after RoPE."""
         captured: dict[int, Tensor] = {}
-        with self._lock, torch.no_grad():
+        with torch.no_grad():
             self._forward([Request(tuple(token_ids), cache)], capture=captured)
         return tuple(captured[layer][0] for layer in sorted(captured))
 
@@ -123,7 +125,7 @@ class Engine:
             self.check(request)
         if not requests:
             return []
-        with self._lock, torch.no_grad():
+        with torch.no_grad():
             budget = self._memory_budget or int(SHARE_OF_FREE * free_bytes(self.loaded.device))
             batches = split(requests, self.bytes_per_position, budget)
             return [answer for batch in batches for answer in halving(self._decode, batch)]
@@ -136,7 +138,7 @@ class Engine:
             raise ModelError("Scoring needs a prompt and an answer of at least one token each.")
         request = Request((*prompt, *answer), prefix)
         self.check(request)
-        with self._lock, torch.no_grad():
+        with torch.no_grad():
             logits, _ = self._forward([request], keep=len(answer) + 1)
         log_probs = logits[0, :-1].float().log_softmax(dim=-1)
         chosen = log_probs.gather(1, torch.tensor(answer, device=log_probs.device)[:, None])[:, 0]
@@ -232,7 +234,7 @@ class Engine:
         arguments: dict[str, Any] = {self._cache_name: cache, "use_cache": True}
         if self._trims_logits:
             arguments["logits_to_keep"] = keep
-        with planned(plan):
+        with self._pass, planned(plan):
             output = self.loaded.model(input_ids=ids, position_ids=plan.positions[:, -ids.shape[1] :], **arguments)
         logits: Tensor = output.logits
         return logits[:, -keep:]

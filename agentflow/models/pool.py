@@ -32,6 +32,10 @@ class EnginePool:
                 self._engines[spec] = self._factory(spec)
             return self._engines[spec]
 
+    def loaded(self, spec: ModelSpec) -> Engine | None:
+        """The engine of `spec` if it is there already; never waits for one that is being loaded."""
+        return self._engines.get(spec)
+
     def add(self, spec: ModelSpec, engine: Engine) -> None:
         """Use an engine that exists already for `spec`."""
         with self._lock:

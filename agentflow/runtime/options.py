@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
+
+Overlap = Literal["auto", "on", "off"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -14,6 +17,8 @@ class RunOptions:
         max_batch: units of one model that are answered as one batch.
         reuse: look for token prefixes that were computed before, also by other nodes. Off in comparisons, where
             every receiver must pay for what it is sent.
+        overlap: deliver what is sent to a model's next units while it decodes for others (see `runtime.ahead`).
+            auto: on CUDA. Answers are the same.
         keep_payloads: write every payload into the run's folder.
         signing_key: signs them.
     """
@@ -21,5 +26,6 @@ class RunOptions:
     seed: int = 0
     max_batch: int = 8
     reuse: bool = True
+    overlap: Overlap = "auto"
     keep_payloads: bool = False
     signing_key: bytes | None = None

@@ -11,6 +11,7 @@ from typing import Any
 from agentflow.errors import UserError
 from agentflow.models.pool import EnginePool
 from agentflow.models.spec import ModelSpec
+from agentflow.runtime.ahead import Ahead
 from agentflow.runtime.binding import Binding
 from agentflow.runtime.events import Bus, Listener
 from agentflow.runtime.executors.local import LocalExecutor
@@ -73,6 +74,7 @@ class Orchestrator:
         states = {item: ItemState(item, inputs, open_nodes=set(self._order)) for item, inputs in items}
         scheduler = Scheduler(self._order, self._parents, list(states))
         executor = LocalExecutor()
+        self._ahead = Ahead(self._turns.prepare, executor, self.options.overlap, self.options.max_batch)
         self._bus.emit("run_started", items=len(states), nodes=len(self._order), workflow=self.binding.workflow.name)
         try:
             self._loop(scheduler, executor, states)
@@ -93,12 +95,25 @@ class Orchestrator:
         busy: _Busy = {}
         while not scheduler.finished:
             self._gather(scheduler, states, busy)
-            for spec, units in self._batches(scheduler, states, set(busy.values())):
-                work = _Work(self._turns, self.engines, spec, [(unit, states[unit.item]) for unit in units])
+            batches, waiting = self._batches(scheduler, states, set(busy.values()))
+            for spec, units in batches.items():
+                work = _Work(
+                    self._turns, self._ahead, self.engines, spec, [(unit, states[unit.item]) for unit in units]
+                )
                 busy[executor.submit(spec, work)] = spec
             if not busy:
                 continue
+            self._prepare(waiting, states, set(busy.values()))
             self._collect(scheduler, states, busy, 0.2)  # a short wait keeps the main thread open to Ctrl-C
+
+    def _prepare(self, waiting: list[Unit], states: dict[str, ItemState], busy: set[ModelSpec]) -> None:
+        """Let models that are at work have their next units prepared; one that receives nothing has little to gain."""
+        receiving = [unit for unit in waiting if self._parents[unit.node]]
+        for spec in busy:
+            engine = self.engines.loaded(spec)
+            if engine is not None:
+                mine = ((u, states[u.item]) for u in receiving if self.binding.model_of(u.node) == spec)
+                self._ahead.fill(spec, engine, mine)
 
     def _gather(self, scheduler: Scheduler, states: dict[str, ItemState], busy: _Busy) -> None:
         """Give work that is about to end a moment to add to the next batch of another model."""
@@ -109,16 +124,17 @@ class Orchestrator:
 
     def _collect(self, scheduler: Scheduler, states: dict[str, ItemState], busy: _Busy, timeout: float) -> None:
         """Settle what has ended, waiting at most `timeout` seconds for something to."""
-        done, _ = wait(busy, timeout=timeout, return_when=FIRST_COMPLETED)
-        for future in done:
+        running: list[Future[Any]] = [*busy, *self._ahead.pending()]
+        done, _ = wait(running, timeout=timeout, return_when=FIRST_COMPLETED)
+        for future in [future for future in busy if future in done]:
             del busy[future]
             for outcome in future.result():
                 self._settle(scheduler, states[outcome.unit.item], outcome)
 
     def _batches(
         self, scheduler: Scheduler, states: dict[str, ItemState], busy: set[ModelSpec]
-    ) -> list[tuple[ModelSpec, list[Unit]]]:
-        """Ready units in their order, grouped by model, for models that are free."""
+    ) -> tuple[dict[ModelSpec, list[Unit]], list[Unit]]:
+        """Ready units in their order, grouped by model, for models that are free; and those that wait."""
         batches: dict[ModelSpec, list[Unit]] = {}
         waiting: list[Unit] = []
         while scheduler.peek() is not None:
@@ -136,7 +152,7 @@ class Orchestrator:
                 batches.setdefault(spec, []).append(unit)
         for unit in waiting:
             scheduler.put_back(unit)
-        return list(batches.items())
+        return batches, waiting
 
     def _expand(self, scheduler: Scheduler, state: ItemState, unit: Unit) -> None:
         spec = self.binding.workflow.nodes[unit.node].map
@@ -175,12 +191,15 @@ class Orchestrator:
     def _node_done(self, state: ItemState, node: str) -> None:
         """Forget messages that nobody waits for any more; tell when the item is through."""
         state.open_nodes.discard(node)
+        self._ahead.forget(state.id, node)
         for sender in list(state.messages):
             edges = self.binding.outgoing(sender)
             if not any(edge.receiver in state.open_nodes for _, edge, _ in edges):
                 del state.messages[sender]
                 gone = {number for number, _, _ in edges}
-                state.payloads = {key: p for key, p in state.payloads.items() if key[0] not in gone}
+                for key in list(state.payloads):  # other threads may put payloads of other edges there meanwhile
+                    if key[0] in gone:
+                        state.payloads.pop(key, None)
         if not state.open_nodes:
             self._bus.emit("item_finished", item=state.id, failed=bool(state.errors))
 
@@ -204,9 +223,11 @@ class _Work:
     """A batch with its model, ready for an executor's lane; the model is loaded there when first needed."""
 
     turns: Turns
+    ahead: Ahead
     engines: EnginePool
     spec: ModelSpec
     units: list[tuple[Unit, ItemState]]
 
     def __call__(self) -> list[Outcome]:
-        return self.turns.answer(self.engines.get(self.spec), self.units)
+        engine = self.engines.get(self.spec)
+        return self.turns.answer(engine, self.units, lambda: self.ahead.prepared(self.spec, engine, self.units))

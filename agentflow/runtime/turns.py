@@ -38,9 +38,13 @@ class Outcome:
     error: str = ""
 
 
+Prepared = Turnplan | Outcome
+"""A turn that is ready to be generated, or what became of it before."""
+
+
 @dataclass(frozen=True, eq=False)
 class Turns:
-    """Answers batches of units; called on an engine's own thread.
+    """Prepares and answers units; batches are answered on an engine's own thread.
 
     Attributes:
         cancelled: asked before every decoding step.
@@ -55,19 +59,31 @@ class Turns:
     memo: Memo | None = None
     probe: Probe | None = None
 
-    def answer(self, engine: Engine, units: Sequence[tuple[Unit, ItemState]]) -> list[Outcome]:
-        """Answer units of one model as one batch; each may fail on its own."""
-        outcomes: list[Outcome] = []
-        plans: list[tuple[Unit, ItemState, Turnplan]] = []
-        for unit, state in units:
+    def prepare(self, engine: Engine, unit: Unit, state: ItemState) -> Prepared:
+        """Deliver what is sent to a unit and plan its turn; an outcome where that fails or is called off."""
+        if self.cancelled():
+            return Outcome(unit, error="cancelled")
+        try:
+            return self._plan(engine, unit, state)
+        except UserError as error:
+            return Outcome(unit, error=str(error))
+        except Exception as error:
+            log.exception("unit %s failed", unit)
+            return Outcome(unit, error=f"{type(error).__name__}: {error}")
+
+    def answer(
+        self, engine: Engine, units: Sequence[tuple[Unit, ItemState]], prepared: Callable[[], list[Prepared]]
+    ) -> list[Outcome]:
+        """Answer units of one model as one batch; each may fail on its own.
+
+        Args:
+            prepared: gives the units' turns, in their order.
+        """
+        for unit, _ in units:
             self.bus.emit("node_started", item=unit.item, node=unit.node, child=unit.child)
-            try:
-                plans.append((unit, state, self._plan(engine, unit, state)))
-            except UserError as error:
-                outcomes.append(Outcome(unit, error=str(error)))
-            except Exception as error:
-                log.exception("unit %s failed", unit)
-                outcomes.append(Outcome(unit, error=f"{type(error).__name__}: {error}"))
+        ready = prepared()
+        outcomes = [made for made in ready if isinstance(made, Outcome)]
+        plans = [(*of, made) for of, made in zip(units, ready, strict=True) if isinstance(made, Turnplan)]
         try:
             answers = self._answers(engine, [plan for _, _, plan in plans])
         except Exception as error:

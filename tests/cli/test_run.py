@@ -45,6 +45,12 @@ def test_a_run_over_a_task_prints_its_scores_and_where_it_is_stored(cli, place):
     assert not [name for name in files_below(place) if name.endswith(".part")]
 
 
+def test_turns_prepared_ahead_change_no_answer(cli):
+    on, off = (cli("run", "facts.yaml", "-n", "3", "--batch", "2", "--overlap", how, "--json") for how in ("on", "off"))
+    assert on.code == 0, on.err
+    assert [i["answers"] for i in on.json["items"]] == [i["answers"] for i in off.json["items"]]
+
+
 def test_a_run_on_inputs_prints_the_outputs_alone_on_standard_output(cli):
     ended = cli("run", "question.yaml", "--input", "question=who", "--json")
     assert ended.code == 0, ended.err

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Hashable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
@@ -14,14 +15,16 @@ class LocalExecutor:
 
     def __init__(self) -> None:
         self._lanes: dict[Hashable, ThreadPoolExecutor] = {}
+        self._lock = threading.Lock()
 
     def submit(self, lane: Hashable, work: Callable[[], T]) -> Future[T]:
-        """Run `work` on the lane's thread."""
-        if lane not in self._lanes:
-            self._lanes[lane] = ThreadPoolExecutor(max_workers=1, thread_name_prefix="agentflow")
+        """Run `work` on the lane's thread; work of one lane may submit to another, made later than its own."""
+        with self._lock:
+            if lane not in self._lanes:
+                self._lanes[lane] = ThreadPoolExecutor(max_workers=1, thread_name_prefix="agentflow")
         return self._lanes[lane].submit(work)
 
     def shutdown(self) -> None:
-        """Let running work end and take no more."""
-        for lane in self._lanes.values():
+        """Let running work end and take no more, the oldest lane first."""
+        for lane in list(self._lanes.values()):
             lane.shutdown(wait=True, cancel_futures=True)
