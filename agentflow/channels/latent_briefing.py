@@ -50,7 +50,7 @@ class LatentBriefingChannel(Channel):
         start = time.perf_counter()
         cache, token_ids, computed = encode(message, engine)
         encoded = time.perf_counter()
-        scene = scene_of(engine, cache, token_ids, message.turns, task.system, task.prompt)
+        scene = scene_of(engine, cache, token_ids, message.turns, task.system, task.prompt, message.head)
         if scene is None:
             raise ChannelError(f"The receiver's conversation does not begin with that of '{message.sender}'.")
         briefing = compact(scene, self.settings)

@@ -56,14 +56,18 @@ def scene_of(
     history: Sequence[Turn],
     system: str,
     prompt: str,
+    head: int = 0,
 ) -> Scene | None:
     """The scene of an agent whose turn continues `history`, of which `cache` holds `token_ids`.
+
+    Args:
+        head: where the history begins in the cache, behind other conversations that were joined before it.
 
     Returns:
         None if its rendering does not begin with the cache's tokens.
     """
     own, asked = prompt_span(engine.tokenizer, system, prompt, history)
-    joined = join(own, cache, token_ids)
+    joined = join(own, cache, token_ids, head)
     if joined.prefix is None:
         return None
     before = len(own) - len(joined.suffix)
