@@ -24,7 +24,6 @@ from agentflow.kv.payload import Header, Payload
 from agentflow.models.engine import Engine
 from agentflow.models.spec import ModelSpec
 
-
 _SENT = {"warn": "sent all the same", "text": "sent as text", "full": "sent whole"}
 
 
