@@ -25,7 +25,7 @@ class LatentBriefingSettings(ChannelSettings):
     )
     ratio: float = Field(default=0.3, gt=0, le=1, description="ratio: the share of positions kept")
     top_k: int = Field(default=256, ge=1, description="top_k: the number of positions kept")
-    sinks: int = Field(default=12, ge=0, description="leading positions that are always kept")
+    sinks: int = Field(default=4, ge=0, description="leading positions that are always kept")
     least: int | None = Field(
         default=None,
         ge=1,

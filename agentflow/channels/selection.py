@@ -26,6 +26,7 @@ from agentflow.models.sentences import paragraphs_of, sentences_of
 SCORING_TOKENS = 64
 """The prompt's last words that score: what is asked stands at the end, and a long prompt would drown it."""
 OWN_WINDOW = 64
+"""Most of a trajectory's last tokens that score where the task does not; an eighth of it where that is less."""
 CALIBRATED_PRIOR, UNIFORM_PRIOR = 0.5, 1.0
 
 
@@ -108,7 +109,7 @@ def raw_scores(scene: Scene, settings: LatentBriefingSettings) -> Tensor:
 def _own_scores(scene: Scene, scale: float) -> Tensor:
     """By the trajectory's last tokens, as a server without the task in hand does it; they themselves stay."""
     cache, length = scene.cache, len(scene.cache)
-    window = min(OWN_WINDOW, length - 1)
+    window = max(1, min(OWN_WINDOW, length // 8))
     queries = scene.engine.queries(cache.before(length - window), scene.token_ids[length - window : length])
     scores = attention_scores(queries, [k[:, : length - window] for k in cache.keys], scale)
     return torch.cat([scores, scores.amax(dim=-1, keepdim=True).expand(-1, -1, window)], dim=-1)

@@ -27,7 +27,7 @@ from agentflow.tasks.base import Item
 from agentflow.tasks.private_facts import PrivateFacts, PrivateFactsSettings
 
 KINDS = ("digits", "names", "text")
-SINKS = 12
+SINKS = 4
 READER = "You read carefully and remember exact names, numbers and words."
 WORKER = "Answer the question from the text above. Reply with the answer only, in a few words."
 
