@@ -46,19 +46,23 @@ PUBLISHED = {"head_weights": "uniform", "first_layer": 0.0, "scored_by": "turn",
 BATCH = 12
 
 
-def arms_of_the_table() -> list[Arm]:
-    """The whole cache first; then every compaction at every share."""
+def arms_of_the_table(shares: Sequence[float], *, short: bool) -> list[Arm]:
+    """The whole cache first; then every compaction at every share.
+
+    Args:
+        short: leave out the published scoring, the shares of the goals and the thresholds.
+    """
     ours = "latent_briefing"
-    kept = [{"threshold": "ratio", "ratio": share, "least": 1} for share in SHARES]
-    goal = [{"threshold": "ratio", "ratio": share, "least": 1} for share in GOALS]
+    kept = [{"threshold": "ratio", "ratio": share, "least": 1} for share in shares]
+    goal = [] if short else [{"threshold": "ratio", "ratio": share, "least": 1} for share in GOALS]
     arms: list[tuple[str, dict[str, Any]]] = [("cache", {})]
     arms += [(ours, k) for k in (*kept, *goal)]
     arms += [(ours, {**k, "refit": "none"}) for k in kept]
     arms += [(ours, {**k, "score": "own"}) for k in kept]
     arms += [(ours, {**k, "score": "random"}) for k in kept]
     arms += [(ours, {**k, **PUBLISHED}) for k in goal]
-    arms += [(ours, {"t": float(t), "least": 1}) for t in (-1, 0, 1, 2, 4)]
-    arms += [("retrieval", {"limit": "ratio", "ratio": share, "least": 1}) for share in (*SHARES, *GOALS)]
+    arms += [] if short else [(ours, {"t": float(t), "least": 1}) for t in (-1, 0, 1, 2, 4)]
+    arms += [("retrieval", {"limit": "ratio", "ratio": k["ratio"], "least": 1}) for k in (*kept, *goal)]
     arms += [("summary", {"max_tokens": 48})]
     return [Arm(named(name, settings), "channel", name, settings) for name, settings in arms]
 
@@ -183,13 +187,15 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
     parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--shares", default=SHARES, type=lambda text: [float(part) for part in text.split(",")])
+    parser.add_argument("--short", action="store_true", help="fewer arms: no published scoring, no thresholds")
     parser.add_argument("--export", action="store_true", help="write the items' tokens for kvpress_peer, run nothing")
     chosen = parser.parse_args()
     workflow = load_workflow(chosen.workflow).with_channel("cache")
     task = task_of(workflow, None, task_settings(chosen.set))
     items = task.items(data=chosen.data, limit=chosen.n, seed=chosen.seed)
     ours = engine("smollm2-135m")
-    arms = arms_of_the_table()
+    arms = arms_of_the_table(chosen.shares, short=chosen.short)
     if chosen.export:
         export(chosen.out, workflow, items, ours)
         return

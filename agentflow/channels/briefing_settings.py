@@ -59,11 +59,8 @@ class LatentBriefingSettings(ChannelSettings):
     prior: Literal["none", "lexical"] = Field(
         default="lexical", description="lexical: add the BM25 of a position's sentence and paragraph for the task"
     )
-    prior_weight: float | None = Field(
-        default=None,
-        ge=0,
-        description="of the prior beside the attention, in standard deviations; left out: 0.5 with calibrated heads, "
-        "1 without",
+    prior_weight: float = Field(
+        default=1.0, ge=0, description="of the prior beside the attention, in standard deviations of each"
     )
     max_loss: float | None = Field(
         default=None, gt=0, description="bound on the held-out error of the attention output"

@@ -27,7 +27,6 @@ SCORING_TOKENS = 64
 """The prompt's last words that score: what is asked stands at the end, and a long prompt would drown it."""
 OWN_WINDOW = 64
 """Most of a trajectory's last tokens that score where the task does not; an eighth of it where that is less."""
-CALIBRATED_PRIOR, UNIFORM_PRIOR = 0.5, 1.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -133,12 +132,9 @@ def _one_score(
     score = shared_score(scores, first_layer=first, weights=heads.fitting(scores) if heads else None)
     if settings.prior == "none" or settings.score != "task":
         return score
-    weight = settings.prior_weight
-    if weight is None:
-        weight = CALIBRATED_PRIOR if heads is not None else UNIFORM_PRIOR
     found = torch.cat([lexical_prior(texts, scene.prompt), torch.zeros(1)])[segments].to(score)  # the last: no sentence
     rest = slice(settings.sinks, None)
-    score[rest] = standardised(score[rest]) + weight * standardised(found[rest])
+    score[rest] = standardised(score[rest]) + settings.prior_weight * standardised(found[rest])
     return score
 
 

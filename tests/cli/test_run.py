@@ -134,6 +134,22 @@ def test_a_broken_plug_in_does_not_hide_the_other_channels(cli, monkeypatch):
     assert "[b]gone" in ended.err
 
 
+def test_calibrate_writes_weights_that_a_briefing_takes(cli, place):
+    ended = cli("calibrate", "tiny", "-n", "2", "--heads", "3", "--out", "heads.json", "--json")
+    assert ended.code == 0, ended.err
+    assert len(ended.json["heads"]) == 3
+    channel = "{name: latent_briefing, head_weights: heads.json, least: 1}"
+    used = cli("compare", "facts.yaml", "-n", "1", "--channels", f"text,{channel}", "--controls", "none")
+    assert used.code == 0, used.err
+    for arguments, what in (
+        (("--heads", "999"), "999 heads can't be chosen"),
+        (("--out", "no/h.json"), "no such folder"),
+    ):
+        wrong = cli("calibrate", "tiny", "-n", "1", *arguments)
+        assert wrong.code == 2
+        assert what in wrong.err
+
+
 def test_a_cache_folder_that_is_a_file_is_no_bug(cli, place, monkeypatch):
     (place / "file").write_text("")
     monkeypatch.setenv("AGENTFLOW_CACHE", str(place / "file"))

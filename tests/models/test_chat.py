@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from agentflow.errors import ModelError
 from agentflow.kv.payload import Turn
-from agentflow.models.chat import append_turn, conversation, join, render
+from agentflow.models.chat import append_turn, conversation, join, prompt_span, render
 from agentflow.models.requests import Request
 from tests.tiny import tiny_engine, tiny_tokenizer
 
@@ -80,3 +80,21 @@ def test_a_template_that_refuses_is_a_clear_error():
     strict.chat_template = "{{ raise_exception('roles must alternate') }}"
     with pytest.raises(ModelError, match="roles must alternate"):
         render(strict, [Turn("user", "a")], reply=True)
+
+
+@settings(max_examples=25, deadline=None)
+@given(system=words, first=words, prompt=st.text(alphabet="xyz?é漢 ", min_size=1, max_size=12))
+def test_a_prompts_own_words_are_found_in_its_rendering(system, first, prompt):
+    tokenizer = tiny_tokenizer()
+    history = conversation(system, first)
+    whole, span = prompt_span(tokenizer, "be brief", prompt, history)
+    assert whole == render(tokenizer, conversation("be brief", prompt, history), reply=True)
+    assert 0 <= span.start < span.stop <= len(whole)
+    assert prompt.strip() in tokenizer.decode(whole[span])
+    frame = tokenizer.decode([*whole[: span.start], *whole[span.stop :]])
+    assert len(frame) >= len("be brief"), "what everybody says around a prompt is not the prompt"
+
+
+def test_a_prompt_without_words_is_looked_for_in_the_whole_turn():
+    whole, span = prompt_span(tiny_tokenizer(), "be brief", "", conversation("", "red"))
+    assert span == slice(0, len(whole))

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentflow.models.sentences import split_sentences
+from agentflow.models.sentences import paragraphs_of, split_sentences
 
 
 @pytest.mark.parametrize(
@@ -30,3 +30,14 @@ def test_sentences_joined_are_the_text_again(text):
     found = split_sentences(text)
     assert "".join(found) == text
     assert all(found)
+
+
+@given(st.text(alphabet="ab .!\n"))
+def test_paragraphs_are_the_sentences_up_to_the_end_of_a_line(text):
+    sentences = split_sentences(text)
+    numbers, paragraphs = paragraphs_of(sentences)
+    assert "".join(paragraphs) == text
+    assert all("\n" not in p.rstrip() for p in paragraphs)
+    for sentence, number in zip(sentences, numbers.tolist(), strict=True):
+        assert sentence in paragraphs[number]
+    assert numbers.tolist() == sorted(numbers.tolist())
