@@ -36,6 +36,7 @@ def compact(scene: Scene, settings: LatentBriefingSettings) -> Briefing:
         cache.values,
         each,
         scene.engine.attention_scale,
+        biases=cache.bias,
         bias=settings.refit in ("beta", "both"),
         refit_values=settings.refit in ("values", "both"),
         ridge=settings.ridge,
@@ -55,8 +56,8 @@ def _references(scene: Scene, settings: LatentBriefingSettings) -> tuple[Tensor,
     task = tuple(q[:, -FITTED_TOKENS:] for q in scene.queries)
     if settings.queries == "task":
         return task
-    length = len(scene.cache)
-    repeated = scene.engine.queries(scene.cache, scene.token_ids[max(0, length - REPEATED_TOKENS) : length])
+    end = scene.cache.next_position
+    repeated = scene.engine.queries(scene.cache, scene.token_ids[max(0, end - REPEATED_TOKENS) : end])
     if settings.queries == "repeat":
         return repeated
     return tuple(torch.cat(pair, dim=1) for pair in zip(task, repeated, strict=True))

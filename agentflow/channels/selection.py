@@ -48,6 +48,11 @@ class Scene:
     queries: tuple[Tensor, ...]
     prompt: str
 
+    @property
+    def kept_ids(self) -> tuple[int, ...]:
+        """The tokens of the entries that the cache has; of a trajectory that was compacted before, not all."""
+        return tuple(self.token_ids[at] for at in self.cache.positions.tolist())
+
 
 def scene_of(
     engine: Engine,
@@ -82,7 +87,7 @@ def select(scene: Scene, settings: LatentBriefingSettings) -> tuple[Tensor, Tens
     Returns:
         `(kept,)` ascending indices; and with `selection: per_head` each head's own `(layers, kv_heads, kept)`.
     """
-    segments, texts = sentences_of(scene.engine.tokenizer, scene.token_ids[: len(scene.cache)])
+    segments, texts = sentences_of(scene.engine.tokenizer, scene.kept_ids)
     segments[: settings.sinks] = -1  # sinks are looked at by everybody: they say nothing about their sentence
     scores = raw_scores(scene, settings)
     scores = _smoothed(scores, segments.to(scores.device), settings)
@@ -102,16 +107,18 @@ def raw_scores(scene: Scene, settings: LatentBriefingSettings) -> Tensor:
     if settings.score == "own":
         return _own_scores(scene, scale)
     asked = scene.asked if settings.scored_by == "prompt" else slice(None)
-    return attention_scores([q[:, asked] for q in scene.queries], cache.keys, scale)
+    return attention_scores([q[:, asked] for q in scene.queries], cache.keys, scale, cache.bias)
 
 
 def _own_scores(scene: Scene, scale: float) -> Tensor:
     """By the trajectory's last tokens, as a server without the task in hand does it; they themselves stay."""
-    cache, length = scene.cache, len(scene.cache)
-    window = max(1, min(OWN_WINDOW, length // 8))
-    queries = scene.engine.queries(cache.before(length - window), scene.token_ids[length - window : length])
-    scores = attention_scores(queries, [k[:, : length - window] for k in cache.keys], scale)
-    return torch.cat([scores, scores.amax(dim=-1, keepdim=True).expand(-1, -1, window)], dim=-1)
+    cache, end = scene.cache, scene.cache.next_position
+    window = max(1, min(OWN_WINDOW, end // 8))
+    before = cache.before(end - window)
+    queries = scene.engine.queries(before, scene.token_ids[end - window : end])
+    scores = attention_scores(queries, before.keys, scale, before.bias)
+    rest = len(cache) - len(before)
+    return torch.cat([scores, scores.amax(dim=-1, keepdim=True).expand(-1, -1, rest)], dim=-1)
 
 
 def _smoothed(scores: Tensor, segments: Tensor, settings: LatentBriefingSettings) -> Tensor:

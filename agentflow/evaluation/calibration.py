@@ -106,7 +106,7 @@ def _areas(engine: Engine, item: Item) -> Tensor:
     scene = scene_of(engine, engine.prefill(token_ids), token_ids, turns, WORKER, asked)
     assert scene is not None
     settings = LatentBriefingSettings(head_weights="uniform")
-    segments, texts = sentences_of(engine.tokenizer, scene.token_ids[: len(scene.cache)])
+    segments, texts = sentences_of(engine.tokenizer, scene.kept_ids)
     segments[:SINKS] = -1
     scores = by_segment(raw_scores(scene, settings), segments.to(scene.cache.keys[0].device)).cpu()
     # The first position of each sentence speaks for all of them.

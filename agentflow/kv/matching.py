@@ -22,6 +22,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from agentflow.kv.memory import in_halves
+
 STEPS = 60
 BLOCK_BYTES = 256 << 20
 """Attention probabilities that are held at once, in float32."""
@@ -45,25 +47,29 @@ class Fit:
     mass_error: float
 
 
-def attention_scores(queries: Sequence[Tensor], keys: Sequence[Tensor], scale: float) -> Tensor:
+def attention_scores(
+    queries: Sequence[Tensor], keys: Sequence[Tensor], scale: float, biases: Sequence[Tensor] | None = None
+) -> Tensor:
     """How much reference queries look at each position: root mean square of the attention probabilities.
 
     Args:
         queries: per layer `(heads, n, head_dim)`, after RoPE.
         keys: per layer `(kv_heads, T, head_dim)`.
         scale: of the logits.
+        biases: per layer `(kv_heads, T)`, what the cache adds to its logits already; −inf leaves a position out.
 
     Returns:
         `(layers, heads, T)` in float32.
     """
-    found = []
-    for layers in _blocks(queries, keys):
-        probabilities = _probabilities(queries, keys, layers, scale)
+
+    def of(layers: Sequence[int]) -> list[Tensor]:
+        probabilities = _probabilities(queries, keys, layers, scale, biases)
         b, kv_heads, rows, length = probabilities.shape
         n = queries[layers[0]].shape[1]
         rms = probabilities.reshape(b, kv_heads, rows // n, n, length).square_().mean(dim=3).sqrt_()
-        found.append(rms.reshape(b, -1, length))
-    return torch.cat(found)
+        return [rms.reshape(b, -1, length)]
+
+    return torch.cat([each for layers in _blocks(queries, keys) for each in in_halves(of, layers)])
 
 
 def fit(
@@ -73,6 +79,7 @@ def fit(
     kept: Tensor,
     scale: float,
     *,
+    biases: Sequence[Tensor] | None = None,
     bias: bool = True,
     refit_values: bool = True,
     ridge: float = 0.01,
@@ -82,19 +89,17 @@ def fit(
     """Fit β and the values of the kept positions to the reference queries.
 
     Args:
-        queries, keys: as in `attention_scores`; `values` per layer `(kv_heads, T, value_dim)`.
+        queries, keys, biases: as in `attention_scores`; `values` per layer `(kv_heads, T, value_dim)`.
         kept: `(kept,)` positions for all heads, or `(layers, kv_heads, kept)` of each head's own.
-        bias: fit β; otherwise it is zero.
+        bias: fit β, on top of `biases`; otherwise these stay.
         refit_values: fit the values; otherwise they stay.
         ridge: λ as a share of the mean of the Gram matrix's diagonal.
         bounds: box of w = exp(β).
         held_out: every so many-th query takes no part in the fit and measures it; 0 measures on all of them.
     """
-    biases: list[Tensor] = []
-    new_values: list[Tensor] = []
-    errors: list[Tensor] = []
-    for layers in _blocks(queries, keys):
-        probabilities = _probabilities(queries, keys, layers, scale)
+
+    def of(layers: Sequence[int]) -> list[_Part]:
+        probabilities = _probabilities(queries, keys, layers, scale, biases)
         v = torch.stack([values[layer] for layer in layers]).float()
         index = _index(kept, layers, probabilities)
         a = probabilities.gather(3, index.unsqueeze(2).expand(-1, -1, probabilities.shape[2], -1))
@@ -102,14 +107,27 @@ def fit(
         target = probabilities @ v
         use, check = _parts(queries[layers[0]].shape[1], probabilities.shape[2], held_out, probabilities.device)
         w = mass_weights(a[:, :, use], bounds) if bias else torch.ones_like(a[:, :, 0])
-        made = own
-        if refit_values:
-            made = refit(_normalised(a[:, :, use], w), own, target[:, :, use], ridge)
-        errors.append(_errors(a[:, :, check], w, made, target[:, :, check]))
-        biases += list(w.log().unbind())
-        new_values += [m.to(values[layer].dtype) for m, layer in zip(made.unbind(), layers, strict=True)]
-    output_error, mass_error = torch.cat(errors, dim=1).mean(dim=1).tolist()
-    return Fit(tuple(biases) if bias else None, tuple(new_values), output_error, mass_error)
+        made = refit(_normalised(a[:, :, use], w), own, target[:, :, use], ridge) if refit_values else own
+        beta = w.log()
+        if biases is not None:
+            beta = beta + torch.stack([biases[layer] for layer in layers]).to(beta).gather(2, index)
+        return [_Part(layers, beta, made, _errors(a[:, :, check], w, made, target[:, :, check]))]
+
+    parts = [part for layers in _blocks(queries, keys) for part in in_halves(of, layers)]
+    output_error, mass_error = torch.cat([part.errors for part in parts], dim=1).mean(dim=1).tolist()
+    new_values = [m.to(values[n].dtype) for part in parts for n, m in zip(part.layers, part.values, strict=True)]
+    betas = tuple(each for part in parts for each in part.beta)
+    return Fit(betas if bias or biases is not None else None, tuple(new_values), output_error, mass_error)
+
+
+@dataclass(frozen=True, eq=False)
+class _Part:
+    """The fit of some layers: `beta (layers, heads, kept)`, `values (…, kept, dim)`, `errors (2, layers·heads)`."""
+
+    layers: Sequence[int]
+    beta: Tensor
+    values: Tensor
+    errors: Tensor
 
 
 def mass_weights(a: Tensor, bounds: tuple[float, float], *, pull: float = 1e-3, steps: int | None = None) -> Tensor:
@@ -168,20 +186,30 @@ def _blocks(queries: Sequence[Tensor], keys: Sequence[Tensor]) -> Iterator[list[
         yield block
 
 
-def _probabilities(queries: Sequence[Tensor], keys: Sequence[Tensor], layers: list[int], scale: float) -> Tensor:
+def _probabilities(
+    queries: Sequence[Tensor],
+    keys: Sequence[Tensor],
+    layers: Sequence[int],
+    scale: float,
+    biases: Sequence[Tensor] | None,
+) -> Tensor:
     """`(layers, kv_heads, group·n, T)` attention of the grouped queries over all keys, in float32."""
     k = torch.stack([keys[layer] for layer in layers]).float()
     q = torch.stack([queries[layer] for layer in layers]).float()
     b, heads, n, d = q.shape
     grouped = q.reshape(b, k.shape[1], heads // k.shape[1] * n, d)
-    return (grouped @ k.transpose(-1, -2)).mul_(scale).softmax(dim=-1)
+    logits = (grouped @ k.transpose(-1, -2)).mul_(scale)
+    if biases is None:
+        return logits.softmax(dim=-1)
+    added = torch.stack([biases[layer] for layer in layers]).to(logits)
+    return (logits + added.unsqueeze(2)).softmax(dim=-1).nan_to_num_(0.0)  # a head that sees nothing attends to nothing
 
 
-def _index(kept: Tensor, layers: list[int], probabilities: Tensor) -> Tensor:
+def _index(kept: Tensor, layers: Sequence[int], probabilities: Tensor) -> Tensor:
     """`(layers, kv_heads, kept)` positions for this block."""
     if kept.ndim == 1:
         return kept.to(probabilities.device).expand(len(layers), probabilities.shape[1], -1)
-    return kept[layers].to(probabilities.device)
+    return kept[list(layers)].to(probabilities.device)
 
 
 def _parts(n: int, rows: int, held_out: int, device: torch.device) -> tuple[Tensor, Tensor]:

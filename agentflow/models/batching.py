@@ -10,6 +10,7 @@ from typing import TypeVar
 import torch
 
 from agentflow.errors import ModelError
+from agentflow.kv.memory import in_halves, is_out_of_memory
 from agentflow.models.requests import Request
 
 T = TypeVar("T")
@@ -60,23 +61,12 @@ def halving(answer: Callable[[Sequence[Request]], list[T]], requests: Sequence[R
         ModelError: one request alone does not fit.
     """
     try:
-        return answer(requests)
+        return in_halves(answer, requests)
     except RuntimeError as error:
         if not is_out_of_memory(error):
             raise
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
-    if len(requests) == 1:
-        prompt = len(requests[0].token_ids) + len(requests[0].prefix or ())
-        raise ModelError(
-            f"A prompt of {prompt:,} positions does not fit into memory.",
-            fix="Send less, quantise the cache, or use a smaller model.",
-        )
-    middle = len(requests) // 2
-    return [*halving(answer, requests[:middle]), *halving(answer, requests[middle:])]
-
-
-def is_out_of_memory(error: RuntimeError) -> bool:
-    """Whether a device or the host ran out of memory; the CPU's allocator says it in words only."""
-    text = str(error)
-    return isinstance(error, torch.OutOfMemoryError) or "DefaultCPUAllocator" in text or "not enough memory" in text
+    largest = max(len(r.token_ids) + len(r.prefix or ()) for r in requests)
+    raise ModelError(
+        f"A prompt of {largest:,} positions does not fit into memory.",
+        fix="Send less, quantise the cache, or use a smaller model.",
+    )

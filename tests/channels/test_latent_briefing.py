@@ -185,3 +185,25 @@ def test_short_messages_are_kept_whole_by_default():
     sender = Message("read", short, "", ids, engine.prefill(ids), engine)
     payload = make_channel("latent_briefing").send(sender, Task("what?", "", engine))
     assert payload.header.kept == payload.header.tokens < 64
+
+
+def test_a_briefing_that_was_answered_can_be_briefed_again():
+    """What a worker was sent and said is compacted for the next one: gaps and biases are taken along."""
+    engine = Engine(tiny_engine().loaded)
+    first, context, answer = over(engine, threshold="ratio", ratio=0.5)
+    ids = render(engine.tokenizer, conversation("", "what is the code of room seven?", context.turns), reply=True)
+    joined = join(ids, context.cache, context.token_ids)
+    said = engine.generate([Request(joined.suffix, joined.prefix, max_new_tokens=6, keep_cache=True)])[0]
+    turns = (*conversation("", "what is the code of room seven?", context.turns), Turn("assistant", said.text))
+    token_ids = (*ids, *said.token_ids)[: said.cache.next_position]
+    sender = Message("answer", turns, said.text, token_ids, said.cache, engine)
+    assert len(said.cache) < said.cache.next_position
+    assert said.cache.bias is not None
+    for settings in ({"threshold": "ratio", "ratio": 1.0}, {"threshold": "ratio", "ratio": 0.5, "queries": "both"}):
+        payload, again, _ = over(engine, sender=sender, **settings)
+        assert again.cache.next_position == payload.header.tokens
+        assert set(again.cache.positions.tolist()) <= set(said.cache.positions.tolist())
+    whole = over(engine, sender=sender, threshold="ratio", ratio=1.0, refit="none")[1].cache
+    assert torch.equal(whole.bias[0], said.cache.before(whole.next_position).bias[0])
+    assert over(engine, sender=sender, threshold="ratio", ratio=0.5, score="own")[0].header.kept > 0
+    del first, answer

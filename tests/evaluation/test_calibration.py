@@ -31,7 +31,7 @@ def test_a_head_that_looks_at_the_answer_and_nowhere_else_is_the_best(monkeypatc
     answers = iter([item.answers[0][0] for item in calibration._items(6, 5, 1)])
 
     def looking(scene, _settings):
-        segments, texts = calibration.sentences_of(scene.engine.tokenizer, scene.token_ids[: len(scene.cache)])
+        segments, texts = calibration.sentences_of(scene.engine.tokenizer, scene.kept_ids)
         answer = next(answers)
         right = torch.tensor([answer in texts[n] if n >= 0 else False for n in segments.tolist()])
         scores = torch.ones(4, 4, len(segments))

@@ -175,3 +175,56 @@ def test_each_head_may_keep_its_own_positions():
     each = shared.expand(2, 2, 3)
     a, b = fit(queries, keys, values, shared, SCALE), fit(queries, keys, values, each, SCALE)
     assert torch.allclose(torch.stack(a.values), torch.stack(b.values))
+
+
+def test_what_a_cache_adds_to_its_logits_is_part_of_the_problem():
+    """A bias of log 2 is the same as having the position twice; −inf the same as not having it."""
+    queries, keys, values = random_layers()
+    minus = [torch.zeros(2, 20) for _ in keys]
+    for b in minus:
+        b[:, 5] = float("-inf")
+        b[:, 7] = np.log(2.0)
+    without = [i for i in range(20) if i != 5]
+    order = [*without, 7]
+    kept = torch.tensor([0, 3, 7, 11])
+    plain_kept = torch.tensor([without.index(i) for i in (0, 3, 7, 11)])
+    doubled = [[t[:, order] for t in side] for side in (keys, values)]
+    given = fit(queries, keys, values, kept, SCALE, biases=minus, bias=False, refit_values=False)
+    plain = fit(queries, *doubled, plain_kept, SCALE, bias=False, refit_values=False)
+    assert given.bias is not None
+    assert all(torch.equal(b, m[:, kept]) for b, m in zip(given.bias, minus, strict=True))
+    scores = attention_scores(queries, keys, SCALE, minus)
+    twice = attention_scores(queries, doubled[0], SCALE)
+    assert bool((scores[..., 5] == 0).all())
+    assert torch.allclose(scores[..., 0], twice[..., 0], atol=1e-6)
+    assert torch.allclose(scores[..., 7], 2 * twice[..., without.index(7)], atol=1e-6)
+    fitted = fit(queries, keys, values, kept, SCALE, biases=minus)
+    assert all(bool(torch.isfinite(t).all()) for t in (*fitted.bias, *fitted.values))
+    assert fitted.output_error < plain.output_error
+
+
+def test_a_head_that_sees_nothing_stays_finite():
+    queries, keys, values = random_layers()
+    nothing = [torch.full((2, 20), float("-inf")) for _ in keys]
+    found = fit(queries, keys, values, torch.tensor([1, 4]), SCALE, biases=nothing)
+    assert all(bool(torch.isfinite(v).all()) for v in found.values)
+    assert bool((attention_scores(queries, keys, SCALE, nothing) == 0).all())
+
+
+def test_blocks_that_do_not_fit_into_memory_are_halved(monkeypatch):
+    queries, keys, values = random_layers(layers=5)
+    kept = torch.arange(0, 20, 3)
+    whole, scores = fit(queries, keys, values, kept, SCALE), attention_scores(queries, keys, SCALE)
+    asked, real = [], matching._probabilities
+
+    def small(queries, keys, layers, scale, biases):
+        asked.append(len(layers))
+        if len(layers) > 2:
+            raise RuntimeError("[enforce fail at alloc_cpu.cpp:1] DefaultCPUAllocator: can't allocate memory")
+        return real(queries, keys, layers, scale, biases)
+
+    monkeypatch.setattr(matching, "_probabilities", small)
+    parts = fit(queries, keys, values, kept, SCALE)
+    assert asked == [5, 2, 3, 1, 2]
+    assert torch.allclose(torch.stack(whole.values), torch.stack(parts.values), atol=1e-5)
+    assert torch.allclose(scores, attention_scores(queries, keys, SCALE), atol=1e-6)
