@@ -27,22 +27,36 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--picture", type=Path)
+    parser.add_argument("--peer", type=Path, help="what kvpress_peer measured on the same items")
     chosen = parser.parse_args()
-    rows = read(chosen.folder)
+    rows = read(chosen.folder, chosen.peer)
     primary = "exact" if "exact" in next(iter(rows["cache"].values())).scores else "f1"
     print("\n".join(table(rows, primary)))
     if chosen.picture is not None:
         draw(rows, primary, chosen.picture)
 
 
-def read(folder: Path) -> Rows:
+def read(folder: Path, peer: Path | None = None) -> Rows:
     """Rows by arm and item; items that every arm has."""
     found: Rows = defaultdict(dict)
     for line in (folder / "rows.jsonl").read_text(encoding="utf-8").splitlines():
         row = Row.from_json(json.loads(line))
         found[row.arm][row.item] = row
+    for row in peer_rows(peer) if peer else []:
+        found[row.arm][row.item] = row
     common = set.intersection(*(set(of) for of in found.values()))
     return {arm: {item: of[item] for item in sorted(common)} for arm, of in found.items()}
+
+
+def peer_rows(file: Path) -> list[Row]:
+    """The lines of `kvpress_peer`, as rows without scores: it scores likelihoods only."""
+    rows = []
+    for line in file.read_text(encoding="utf-8").splitlines():
+        found = json.loads(line)
+        if found["press"] != "full":
+            arm, item = f"kvpress {found['press']} {found['share']}", found["id"].rpartition("-")[0]
+            rows.append(Row(item, arm, nll=found["nll"], kl=found["kl"], kept=found["kept_context"]))
+    return rows
 
 
 def nll(rows: Rows, arm: str) -> list[float]:
@@ -73,7 +87,8 @@ def table(rows: Rows, primary: str) -> list[str]:
             against = paired_difference(nll(rows, arm), nll(rows, ours), seed=0).text(2, sign=True)
         above = paired_difference(nll(rows, arm), nll(rows, "cache"), seed=0).text(2, sign=True)
         kl = _mean([r.kl or 0.0 for r in rows[arm].values()])
-        score = _mean([r.scores[primary] for r in rows[arm].values()])
+        scores = [r.scores[primary] for r in rows[arm].values() if r.scores]
+        score = _mean(scores) if scores else "–"
         lines.append(f"| {share(rows, arm):.0%} | {arm} | {above} | {kl} | {score} | {against} |")
     return lines
 
