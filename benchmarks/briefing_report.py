@@ -100,7 +100,7 @@ def draw(rows: Rows, primary: str, file: Path) -> None:
     mpl.use("Agg")
     from matplotlib import pyplot as plt
 
-    figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4), layout="constrained")
+    figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4.6), layout="constrained")
     for kind in KINDS:
         arms = sorted((a for a in rows if _kind(a) == kind and _number(a)), key=lambda a: _asked(rows, a))
         if not arms:
@@ -118,7 +118,8 @@ def draw(rows: Rows, primary: str, file: Path) -> None:
     right.axhline(full, color="black", linewidth=0.8, label="whole cache")
     left.set(xlabel="kept, % of the positions", ylabel="NLL above the whole cache, nats a token")
     right.set(xlabel="kept, % of the positions", ylabel=primary)
-    right.legend(frameon=False, fontsize=8)
+    handles, labels = right.get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=4, frameon=False, fontsize=9)
     figure.savefig(file, dpi=120)
 
 
