@@ -12,7 +12,7 @@ import pytest
 
 PACKAGE = Path(__file__).resolve().parents[1] / "agentflow"
 FLOORS = (
-    ("errors", "plugins", "settings"),
+    ("errors", "folders", "plugins", "settings"),
     ("kv", "workflow", "tasks"),
     ("models",),
     ("adapters",),

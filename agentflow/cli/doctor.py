@@ -39,7 +39,7 @@ def examine() -> dict[str, Any]:
     """Everything there is to say, by name."""
     import torch
 
-    from agentflow.models.embedded import cache_root
+    from agentflow.folders import cache_root
     from agentflow.models.loading import choose_device, choose_dtype
 
     device = choose_device("auto")

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import io
-import os
 import shutil
 import subprocess
 import sys
@@ -20,9 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from filelock import FileLock
-from platformdirs import user_cache_path
 
 from agentflow.errors import ModelError
+from agentflow.folders import cache_root
 from agentflow.models.quiet import quiet_transformers
 from agentflow.models.spec import ModelSpec, Wheel
 
@@ -34,11 +33,6 @@ _WANTED = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.txt"]
 
 def silent(_what: str, _share: float | None) -> None:
     """A `Progress` that shows nothing."""
-
-
-def cache_root() -> Path:
-    """Where converted models lie: AGENTFLOW_CACHE, or the platform's cache folder."""
-    return Path(os.environ.get("AGENTFLOW_CACHE") or user_cache_path("agentflow"))
 
 
 def fetch(spec: ModelSpec, progress: Progress = silent) -> Path:

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from agentflow.errors import ChannelError
+from agentflow.folders import cache_root
 from agentflow.kv.payload import Fingerprint
-from agentflow.models.embedded import cache_root
 from agentflow.models.spec import ModelSpec
 from agentflow.workflow.library import library_root
 

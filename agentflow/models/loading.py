@@ -12,11 +12,12 @@ import torch
 from blake3 import blake3
 
 from agentflow.errors import ModelError
+from agentflow.folders import cache_root
 from agentflow.kv.cache import Geometry
 from agentflow.kv.payload import Fingerprint
 from agentflow.kv.rope import Rope
 from agentflow.models import attention
-from agentflow.models.embedded import Progress, cache_root, fetch, silent
+from agentflow.models.embedded import Progress, fetch, silent
 from agentflow.models.families import require_plain_cache, text_config
 from agentflow.models.quiet import quiet_transformers
 from agentflow.models.rotary import rope_digest, ropes_of

