@@ -10,7 +10,7 @@ import pytest
 DATA = Path(__file__).parents[2].parent / "shared" / "data"
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def real() -> Callable[[str], Path]:
     """Return the path of a real data file, or skip where the data isn't there."""
 
