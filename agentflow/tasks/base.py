@@ -40,7 +40,8 @@ class Task(ABC):
 
     `private` names the input keys that only the sending side sees. The controls use it: "no message"
     withholds them, "mismatched" swaps them with another item's; everything else is the receiver's.
-    `primary` is the main metric, one of `metrics`; every metric is in [0, 1], higher is better.
+    `primary` is the main metric, one of `metrics`; every metric is in [0, 1], higher is better. An item of an
+    `interactive` task is an episode in a world (see `agentflow.tasks.interactive`): it has no text of a right answer.
     """
 
     name: ClassVar[str]
@@ -49,6 +50,7 @@ class Task(ABC):
     primary: ClassVar[str]
     metrics: ClassVar[tuple[str, ...]]
     private: ClassVar[tuple[str, ...]]
+    interactive: ClassVar[bool] = False
 
     settings: TaskSettings
 
