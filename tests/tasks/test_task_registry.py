@@ -7,6 +7,7 @@ import pytest
 from agentflow import plugins
 from agentflow.errors import UserError
 from agentflow.tasks import get_task, make_task, registry, task_names
+from agentflow.tasks.alfworld.task import AlfWorld
 from agentflow.tasks.base import Task
 from agentflow.tasks.debate import Debate
 from agentflow.tasks.hotpotqa import HotpotQA
@@ -14,7 +15,7 @@ from agentflow.tasks.longdoc import LongDoc
 from agentflow.tasks.musique import MuSiQue
 from agentflow.tasks.private_facts import PrivateFacts, PrivateFactsSettings
 
-BUILT_IN: list[type[Task]] = [Debate, HotpotQA, LongDoc, MuSiQue, PrivateFacts]
+BUILT_IN: list[type[Task]] = [AlfWorld, Debate, HotpotQA, LongDoc, MuSiQue, PrivateFacts]
 
 
 def test_tasks_are_found_by_name() -> None:
@@ -79,7 +80,7 @@ def test_a_limit_below_one_is_refused(task: type[Task]) -> None:
         task().items(data=None, limit=0, seed=0)
 
 
-@pytest.mark.parametrize("task", [HotpotQA, LongDoc, MuSiQue])
+@pytest.mark.parametrize("task", [AlfWorld, HotpotQA, LongDoc, MuSiQue])
 def test_a_file_task_without_data_says_so(task: type[Task]) -> None:
     with pytest.raises(UserError, match="needs a data file"):
         task().items(data=None, limit=None, seed=0)
