@@ -12,7 +12,21 @@ from agentflow.workflow.schema import Workflow
 
 
 def task_of(workflow: Workflow, name: str | None = None, settings: dict[str, Any] | None = None) -> Task:
-    """The task that scores a workflow: the one it names, or `name`; `settings` win over the workflow's."""
+    """The task that scores a workflow: the one it names, or `name`; `settings` win over the workflow's.
+
+    Raises:
+        UserError: no task is named, it is unknown or badly set up, or its items are not answered with a text.
+    """
+    task = _named_task(workflow, name, settings)
+    if task.interactive:
+        raise UserError(
+            f"The items of task '{task.name}' are episodes to be played, and no workflow plays them yet.",
+            fix="docs/alfworld.md shows how to play them from Python.",
+        )
+    return task
+
+
+def _named_task(workflow: Workflow, name: str | None, settings: dict[str, Any] | None) -> Task:
     spec = workflow.task
     if spec is not None and name in (None, spec.name):
         return make_task(spec.name, {**spec.settings, **(settings or {})})

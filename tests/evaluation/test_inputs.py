@@ -1,0 +1,12 @@
+from __future__ import annotations
+
+import pytest
+
+from agentflow.errors import UserError
+from agentflow.evaluation.inputs import task_of
+from agentflow.workflow import load_workflow
+
+
+def test_a_task_of_episodes_is_refused_before_anything_is_loaded():
+    with pytest.raises(UserError, match=r"'alfworld' are episodes to be played.*docs/alfworld\.md"):
+        task_of(load_workflow("private_facts"), "alfworld")
