@@ -39,8 +39,10 @@ class FakeWorld:
                 os.kill(os.getpid(), signal.SIGKILL)
             case "raise":
                 raise RuntimeError("the planner is confused")
+            case "hog":
+                return State(str(len(bytearray(2 * 1024**3))), COMMANDS)
             case "print":
-                print("noise of an engine")  # noqa: T201 - engines do
+                print("noise of an engine", flush=True)  # noqa: T201 - engines do
             case "pid":
                 return State(str(os.getpid()), COMMANDS)
         return State(f"You {command}.", COMMANDS)

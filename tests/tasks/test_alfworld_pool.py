@@ -124,6 +124,15 @@ def test_a_game_that_can_not_be_opened_fails_with_the_reason(pool: EnvironmentPo
     assert good.won
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems do not hold to this limit")
+def test_a_game_that_wants_too_much_memory_fails() -> None:
+    settings = PoolSettings(processes=1, memory_bytes=1024**3)
+    with EnvironmentPool(settings, opener=open_fake) as pool:
+        bad, good = play_all(pool, [plan("bad", "hog"), plan("good", "win")])
+    assert "MemoryError" in bad.failure
+    assert good.won
+
+
 def test_results_come_in_the_order_of_the_plans_and_are_told_as_they_come() -> None:
     plans = [plan(f"g{number}", "look", "win" if number % 2 else "look") for number in range(8)]
     told: list[str] = []
@@ -183,10 +192,10 @@ if __name__ == "__main__":
 """
 
 
-def started(tmp_path: Path, command: str) -> tuple[subprocess.Popen[str], int]:
-    """A process of its own group that plays a game, and its worker's number."""
+def started(tmp_path: Path, command: str, source: str = SCRIPT) -> tuple[subprocess.Popen[str], int]:
+    """A process of its own group that plays a game, and the number that it prints first: its worker's."""
     script = tmp_path / "script.py"
-    script.write_text(SCRIPT)
+    script.write_text(source)
     process = subprocess.Popen(
         [sys.executable, str(script), command],
         stdout=subprocess.PIPE,
@@ -219,6 +228,34 @@ def test_ctrl_c_leaves_no_process_and_no_noise_of_the_worker(tmp_path: Path) -> 
     assert gone(worker)
 
 
+BATCH = """
+import sys
+from pathlib import Path
+from agentflow.tasks.alfworld.episodes import Play, play_all, replay
+from agentflow.tasks.alfworld.games import Game
+from agentflow.tasks.alfworld.pool import EnvironmentPool, PoolSettings
+from tests.fake_world import open_fake
+
+if __name__ == "__main__":
+    plans = [Play(Game(f"g{n}", "train", "find", Path("a")), replay(["win"] if n < 1 else ["sleep"])) for n in range(9)]
+    with EnvironmentPool(PoolSettings(processes=2), opener=open_fake) as pool:
+        play_all(pool, plans, told=lambda result: print(0, flush=True))
+"""
+
+
+@pytest.mark.skipif(os.name == "nt", reason="needs process groups")
+def test_ctrl_c_ends_all_of_many_games(tmp_path: Path) -> None:
+    process, _ = started(tmp_path, "", BATCH)
+    time.sleep(0.3)
+    workers = [child.pid for child in psutil.Process(process.pid).children()]
+    assert len(workers) >= 2
+    os.killpg(process.pid, signal.SIGINT)
+    _, said = process.communicate(timeout=30)
+    assert process.returncode != 0
+    assert "KeyboardInterrupt" in said
+    assert all(gone(worker) for worker in workers)
+
+
 @pytest.mark.skipif(os.name == "nt", reason="needs SIGKILL")
 @pytest.mark.parametrize("command", ["sleep", "spin"])
 def test_a_worker_dies_with_its_parent_whatever_it_is_doing(tmp_path: Path, command: str) -> None:
@@ -231,9 +268,12 @@ def test_a_worker_dies_with_its_parent_whatever_it_is_doing(tmp_path: Path, comm
 
 def test_what_an_engine_prints_is_kept_from_standard_output(tmp_path: Path) -> None:
     process, _ = started(tmp_path, "print")
-    out, err = process.communicate(timeout=30)
-    assert out == "done\n"
-    assert process.returncode == 0, err
+    assert process.stdout is not None
+    assert process.stderr is not None
+    with process:
+        assert process.stdout.read() == "done\n"
+        assert process.stderr.read() == "noise of an engine\n"
+    assert process.returncode == 0
 
 
 def test_without_the_engine_the_error_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:

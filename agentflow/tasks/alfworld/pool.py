@@ -21,7 +21,7 @@ MAX_STEPS = 50  # as ALFWorld evaluates
 
 @dataclass(frozen=True)
 class PoolSettings:
-    """How many processes, for how many games each, and how long they may take (seconds).
+    """How many processes, for how many games each, how long they may take (seconds), and how much memory.
 
     A process that plays ALFWorld games grows to some 600 MB after 110 of them.
     """
@@ -30,6 +30,7 @@ class PoolSettings:
     games_per_process: int = 25
     open_seconds: float = 180.0
     step_seconds: float = 60.0
+    memory_bytes: int = 4 * 1024**3
 
     def __post_init__(self) -> None:
         if min(self.processes, self.games_per_process) < 1 or min(self.open_seconds, self.step_seconds) <= 0:
@@ -90,9 +91,12 @@ class EnvironmentPool:
         with self._lock:
             if self._closed:
                 raise GameError("The environments are closed.")
-            worker = self._idle.pop() if self._idle else WorkerProcess(self._opener)
+            worker = self._idle.pop() if self._idle else self._new()
             self._busy.add(worker)
             return worker
+
+    def _new(self) -> WorkerProcess:
+        return WorkerProcess(self._opener, self.settings.memory_bytes)
 
     def _give_back(self, worker: WorkerProcess) -> None:
         with self._lock:

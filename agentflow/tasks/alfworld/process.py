@@ -22,9 +22,10 @@ _TABLES = threading.Lock()
 class WorkerProcess:
     """One process that plays games, one at a time. `games` counts those opened in it."""
 
-    def __init__(self, opener: Opener) -> None:
+    def __init__(self, opener: Opener, memory_bytes: int) -> None:
         self._connection, theirs = _SPAWN.Pipe()
-        self._process = _SPAWN.Process(target=serve, args=(theirs, opener), daemon=True, name="agentflow-alfworld")
+        arguments = (theirs, opener, memory_bytes)
+        self._process = _SPAWN.Process(target=serve, args=arguments, daemon=True, name="agentflow-alfworld")
         with _TABLES:
             self._process.start()
         theirs.close()

@@ -25,8 +25,9 @@ Opener = Callable[[Path, Names], Environment]
 """Opens a game; a function at the top of a module, since another process must find it by name."""
 
 
-def serve(connection: Connection, opener: Opener) -> None:
-    """Answer until the other end is closed."""
+def serve(connection: Connection, opener: Opener, memory_bytes: int) -> None:
+    """Answer until the other end is closed; a game that wants more memory than this fails."""
+    _limit_memory(memory_bytes)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends this process
     threading.Thread(target=_die_with_parent, daemon=True).start()
     os.dup2(2, 1)  # an engine that prints must not spoil the results on standard output
@@ -50,6 +51,16 @@ def serve(connection: Connection, opener: Opener) -> None:
             connection.send_bytes(json.dumps(answer).encode())
         except OSError:
             return
+
+
+def _limit_memory(most: int) -> None:
+    """Bound what this process may allocate: a game file's grammar may expand for ever."""
+    try:
+        import resource
+    except ImportError:  # not on Windows
+        return
+    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    resource.setrlimit(resource.RLIMIT_DATA, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))
 
 
 def _reason(error: Exception) -> str:
