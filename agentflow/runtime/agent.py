@@ -36,6 +36,7 @@ class Turnplan:
         foundation: what the agent's own tokens stand on.
         request: to the engine.
         prepared_seconds: hand-over and preparation, before the engine is asked.
+        key: of everything the answer depends on, where that is asked for (see `runtime.questions`).
     """
 
     turns: tuple[Turn, ...]
@@ -43,6 +44,7 @@ class Turnplan:
     request: Request
     deliveries: tuple[Delivery, ...]
     prepared_seconds: float
+    key: str = ""
 
 
 def deliver(channel: Channel, message: Message, task: Task, payload: Payload | None = None) -> tuple[Payload, Delivery]:

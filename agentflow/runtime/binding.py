@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from agentflow.channels.base import Channel
 from agentflow.channels.registry import channel_names, get_channel, make_channel
@@ -44,11 +45,21 @@ class Binding:
 
     def incoming(self, node: str) -> list[tuple[int, Edge, Channel]]:
         """Edges into a node with their numbers and channels, in the order they are written."""
-        return [entry for entry in self._edges() if entry[1].receiver == node]
+        return self._by_end[1].get(node, [])
 
     def outgoing(self, node: str) -> list[tuple[int, Edge, Channel]]:
         """Edges out of a node with their numbers and channels."""
-        return [entry for entry in self._edges() if entry[1].sender == node]
+        return self._by_end[0].get(node, [])
+
+    @cached_property
+    def _by_end(self) -> tuple[dict[str, list[tuple[int, Edge, Channel]]], dict[str, list[tuple[int, Edge, Channel]]]]:
+        """Edges by sender, and by receiver: looking through all of them for each node would grow with the square."""
+        by_sender: dict[str, list[tuple[int, Edge, Channel]]] = {}
+        by_receiver: dict[str, list[tuple[int, Edge, Channel]]] = {}
+        for entry in self._edges():
+            by_sender.setdefault(entry[1].sender, []).append(entry)
+            by_receiver.setdefault(entry[1].receiver, []).append(entry)
+        return by_sender, by_receiver
 
     def _edges(self) -> list[tuple[int, Edge, Channel]]:
         pairs = zip(self.workflow.edges, self.channels, strict=True)

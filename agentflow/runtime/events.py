@@ -20,6 +20,7 @@ Kind = Literal[
     "message",
     "warning",
     "node_finished",
+    "node_reused",
     "node_failed",
     "node_skipped",
     "item_finished",

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from agentflow.errors import RunError
 from agentflow.models.pool import EnginePool
 from agentflow.runtime.binding import Binding, bind
 from agentflow.runtime.events import Listener
+from agentflow.runtime.manifest import ONLY_ITEM, manifest
 from agentflow.runtime.options import RunOptions
 from agentflow.runtime.orchestrator import Orchestrator
 from agentflow.runtime.results import ItemResult
-from agentflow.runtime.runs import RunStore
+from agentflow.runtime.runs import RunStore, read_manifest
 from agentflow.workflow.inputs import resolve_inputs
 from agentflow.workflow.loader import load_workflow as load_yaml
 from agentflow.workflow.parts import ChannelSpec
@@ -48,7 +50,7 @@ class Flow:
         runs: Path | None = None,
         listeners: Sequence[Listener] = (),
     ) -> ItemResult:
-        """Run once.
+        """Run once; a run that is kept can be resumed.
 
         Args:
             inputs: values for the workflow's inputs; checked against their types.
@@ -63,10 +65,37 @@ class Flow:
         binding = self.bind(channel)
         store = None
         if runs is not None:
-            manifest = {"file": self.workflow.file, "inputs": given, "seed": (options or RunOptions()).seed}
-            store = RunStore.create(runs, self.workflow.name, manifest)
+            kept = manifest(binding, options or RunOptions(), channel=channel, inputs=given)
+            store = RunStore.create(runs, self.workflow.name, kept)
         orchestrator = Orchestrator(binding, self.engines, options=options, store=store, listeners=listeners)
-        return orchestrator.run([("run", given)])[0]
+        return orchestrator.run([(ONLY_ITEM, given)])[0]
+
+    def resume(
+        self,
+        run: Path,
+        *,
+        options: RunOptions | None = None,
+        force: Sequence[str] = (),
+        listeners: Sequence[Listener] = (),
+    ) -> ItemResult:
+        """Go on with a run on inputs that was stopped or has failed: what is missing, or was asked otherwise now.
+
+        Args:
+            run: its folder.
+            options: as for `run`, but for the seed, which is the run's.
+            force: nodes to run again in any case.
+
+        Raises:
+            UserError: no such run, one over a task's items, or one that another process is at work on.
+        """
+        kept = read_manifest(run)
+        if not isinstance(kept.get("inputs"), dict):
+            raise RunError("This run has no inputs: it is over a task's items.", where=str(run))
+        binding = self.bind(kept.get("channel"))
+        store = RunStore.open(run, forced=force)
+        chosen = replace(options or RunOptions(), seed=kept["seed"])
+        orchestrator = Orchestrator(binding, self.engines, options=chosen, store=store, listeners=listeners)
+        return orchestrator.run([(ONLY_ITEM, resolve_inputs(self.workflow, kept["inputs"]))])[0]
 
 
 def load_workflow(ref: str | Path, *, engines: EnginePool | None = None) -> Flow:

@@ -17,6 +17,7 @@ from agentflow.runtime.events import Bus, Listener
 from agentflow.runtime.executors.local import LocalExecutor
 from agentflow.runtime.memo import Memo
 from agentflow.runtime.options import RunOptions
+from agentflow.runtime.records import Record
 from agentflow.runtime.results import ItemResult
 from agentflow.runtime.runs import RunStore
 from agentflow.runtime.scheduler import Scheduler, Unit
@@ -54,8 +55,9 @@ class Orchestrator:
         self.options = options or RunOptions()
         self._bus = Bus(*([store] if store else []), *listeners)
         self._cancelled = threading.Event()
-        self._turns = Turns(binding, self.options, self._bus, store, self._cancelled.is_set, memo, probe)
+        self._turns = Turns(binding, engines, self.options, self._bus, store, self._cancelled.is_set, memo, probe)
         workflow = binding.workflow
+        self._unstored: set[Unit] = set()
         self._order = topological_order(build_graph(workflow))
         # A node waits for its senders, and for whatever its templates may look at: all its ancestors.
         self._parents = {node: sorted({e.sender for _, e, _ in binding.incoming(node)}) for node in self._order}
@@ -83,11 +85,13 @@ class Orchestrator:
             raise
         finally:
             executor.shutdown()
+            results = [self._item_result(state) for state in states.values()]
             failed = sum(bool(s.errors) for s in states.values())
             self._bus.emit("run_finished", failed=failed, cancelled=self._cancelled.is_set())
             if self.store:
+                self.store.save_outcome(results, cancelled=self._cancelled.is_set())
                 self.store.close()
-        return [self._item_result(state) for state in states.values()]
+        return results
 
     # -- scheduling -------------------------------------------------------------------------------------
 
@@ -143,6 +147,8 @@ class Orchestrator:
             if self.binding.workflow.nodes[unit.node].map is not None and unit.child is None:
                 self._expand(scheduler, state, unit)
                 continue
+            if self._reused(scheduler, state, unit):
+                continue
             spec = self.binding.model_of(unit.node)
             if spec in busy or len(batches.get(spec, ())) >= self.options.max_batch:
                 waiting.append(unit)
@@ -158,7 +164,7 @@ class Orchestrator:
         spec = self.binding.workflow.nodes[unit.node].map
         assert spec is not None
         try:
-            found = spec.over if isinstance(spec.over, list) else evaluate(spec.over, state.template_context())
+            found = spec.over if isinstance(spec.over, list) else self._elements(unit.node, spec.over, state)
             if not isinstance(found, list | tuple):
                 raise UserError(f"'{unit.node}' maps over {spec.over!r}, which is no list.")
         except UserError as error:
@@ -170,9 +176,33 @@ class Orchestrator:
         if not found:
             self._node_done(state, unit.node)
 
+    def _elements(self, node: str, over: str, state: ItemState) -> Any:
+        return evaluate(over, self._turns.questions.context(node, over, state, is_expression=True))
+
+    def _reused(self, scheduler: Scheduler, state: ItemState, unit: Unit) -> bool:
+        """Settle a unit that an earlier process finished, if its question is still the same."""
+        if self.store is None or not self.store.resumed or unit in self._unstored:
+            return False
+        record = self._turns.stored(unit, state)
+        if record is None:
+            self._unstored.add(unit)  # it may come by again before it runs
+            return False
+        state.take(record)
+        self._remember(state, record)
+        self._bus.emit("node_reused", item=unit.item, node=unit.node, child=unit.child, **record.result.to_json())
+        if scheduler.finish(unit):
+            self._node_done(state, unit.node)
+        return True
+
+    def _remember(self, state: ItemState, record: Record) -> None:
+        """Keep what a message can be made again from; in a run that was not resumed none is wanted twice."""
+        if self.store is not None and self.store.resumed:
+            state.answers.setdefault(record.unit.node, {})[record.unit.child or 0] = record.answer
+
     def _settle(self, scheduler: Scheduler, state: ItemState, outcome: Outcome) -> None:
         unit = outcome.unit
-        if outcome.result is None:
+        record = outcome.record
+        if record is None:
             state.errors[str(unit)] = outcome.error
             self._bus.emit("node_failed", item=unit.item, node=unit.node, child=unit.child, error=outcome.error)
             for skipped in scheduler.fail(unit):
@@ -181,10 +211,11 @@ class Orchestrator:
                 self._node_done(state, skipped.node)
             self._node_done(state, unit.node)
             return
-        state.results.setdefault(unit.node, {})[unit.child or 0] = outcome.result
+        state.take(record)
         if self.store:
-            self.store.save_result(unit, outcome.result)
-        self._bus.emit("node_finished", item=unit.item, node=unit.node, child=unit.child, **outcome.result.to_json())
+            self.store.save(record)
+            self._remember(state, record)
+        self._bus.emit("node_finished", item=unit.item, node=unit.node, child=unit.child, **record.result.to_json())
         if scheduler.finish(unit):
             self._node_done(state, unit.node)
 

@@ -1,6 +1,7 @@
-"""Stored runs: `runs/<id>/` with a manifest, an append-only event log and one file for each result.
+"""Stored runs: `runs/<id>/` with a manifest, an append-only event log and one file for each finished unit.
 
-The event log alone is enough to rebuild the report of a run. Files appear whole or not at all.
+The event log alone is enough to rebuild the report of a run. Files appear whole or not at all. One process at a time
+writes into a run.
 """
 
 from __future__ import annotations
@@ -11,23 +12,35 @@ import re
 import secrets
 import shutil
 import time
+from collections.abc import Collection, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from blake3 import blake3
+from filelock import FileLock, Timeout
+
 from agentflow.errors import RunError
 from agentflow.runtime.events import Event
-from agentflow.runtime.results import NodeResult
+from agentflow.runtime.records import FORM, Record
+from agentflow.runtime.results import ItemResult
 from agentflow.runtime.scheduler import Unit
 
 UNLOGGED = frozenset({"node_token"})
+LOCK = ".lock"
 
 
 class RunStore:
-    """One run's folder. Also a listener: every event but single tokens is appended to `events.jsonl`."""
+    """One run's folder. Also a listener: every event but single tokens is appended to `events.jsonl`.
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    Args:
+        lock: of the folder, held by this process until the store is closed.
+        resumed: whether the folder may hold results of an earlier process.
+        forced: nodes whose stored results are not used.
+    """
+
+    def __init__(self, folder: Path, lock: FileLock, *, resumed: bool = False, forced: Collection[str] = ()) -> None:
+        self.folder, self.resumed, self._lock, self._forced = folder, resumed, lock, frozenset(forced)
         self._events = (folder / "events.jsonl").open("a", encoding="utf-8")
 
     @property
@@ -36,7 +49,7 @@ class RunStore:
         return self.folder.name
 
     @classmethod
-    def create(cls, root: Path, name: str, manifest: dict[str, Any]) -> RunStore:
+    def create(cls, root: Path, name: str, manifest: Mapping[str, Any]) -> RunStore:
         """Start a run of the workflow `name` below `root`."""
         run_id = f"{time.strftime('%Y%m%d-%H%M%S')}-{name}-{secrets.token_hex(2)}"
         folder = root / run_id
@@ -45,11 +58,34 @@ class RunStore:
         except OSError as error:
             raise RunError(f"The folder for runs can't be made: {error.strerror or error}.", where=str(root)) from None
         try:
-            write_json(folder / "run.json", {"id": run_id, "workflow": name, **manifest})
+            lock = locked(folder)
+            write_json(folder / "run.json", {"id": run_id, "workflow": name, "form": FORM, **manifest})
         except OSError as error:
             shutil.rmtree(folder, ignore_errors=True)
             raise RunError(f"The run can't be stored: {error.strerror or error}.", where=str(root)) from None
-        return cls(folder)
+        return cls(folder, lock)
+
+    @classmethod
+    def open(cls, folder: Path, *, forced: Collection[str] = ()) -> RunStore:
+        """Go on with a run that was stopped.
+
+        Raises:
+            RunError: no such run, one that another process is writing, or one of another version.
+        """
+        manifest = read_manifest(folder)
+        if manifest.get("form") != FORM:
+            fix = "Run the workflow anew."
+            raise RunError("This run was stored by another version and can't be resumed.", where=str(folder), fix=fix)
+        lock = locked(folder)
+        try:
+            _cut_half_lines(folder / "events.jsonl")
+            for part in (folder / "results").rglob(".*.part"):
+                part.unlink()
+            (folder / "outcome.json").unlink(missing_ok=True)
+            return cls(folder, lock, resumed=True, forced=forced)
+        except BaseException:
+            lock.release()
+            raise
 
     def __call__(self, event: Event) -> None:
         """Append one event to the log."""
@@ -57,25 +93,82 @@ class RunStore:
             self._events.write(json.dumps(asdict(event), ensure_ascii=False) + "\n")
             self._events.flush()
 
-    def save_result(self, unit: Unit, result: NodeResult) -> Path:
-        """Store a unit's result atomically."""
-        child = "" if unit.child is None else f".{unit.child}"
-        path = self.folder / "results" / safe_name(unit.item) / f"{unit.node}{child}.json"
-        write_json(path, result.to_json())
+    def save(self, record: Record) -> Path:
+        """Store what a finished unit leaves behind, atomically."""
+        path = self._path(record.unit)
+        write_json(path, record.to_json())
         return path
+
+    def find(self, unit: Unit) -> Record | None:
+        """What an earlier process stored of a unit; None where that is nothing, damaged, or not wanted any more."""
+        if not self.resumed or unit.node in self._forced:
+            return None
+        return read_record(self._path(unit))
+
+    def save_outcome(self, results: Collection[ItemResult], *, cancelled: bool) -> None:
+        """Store outputs and errors of every item, once the run has ended."""
+        failed = any(r.errors for r in results)
+        state = "stopped" if cancelled else "failed" if failed else "done"
+        items = {r.item: {"outputs": r.outputs, "errors": r.errors} for r in results}
+        write_json(self.folder / "outcome.json", {"state": state, "items": items})
 
     def payload_path(self, name: str) -> Path:
         """Where a payload that is kept belongs."""
         return self.folder / "payloads" / f"{safe_name(name)}.safetensors"
 
     def close(self) -> None:
-        """Flush the log."""
+        """Flush the log, and let other processes at the run."""
         self._events.close()
+        self._lock.release()
+
+    def _path(self, unit: Unit) -> Path:
+        child = "" if unit.child is None else f".{unit.child}"
+        return self.folder / "results" / safe_name(unit.item) / f"{unit.node}{child}.json"
+
+
+def locked(folder: Path) -> FileLock:
+    """The lock of a run's folder, held.
+
+    Raises:
+        RunError: another process has it.
+    """
+    lock = FileLock(folder / LOCK, timeout=0, thread_local=False)
+    try:
+        lock.acquire()
+    except Timeout:
+        raise RunError("Another process is at work on this run.", where=str(folder), fix="Wait for its end.") from None
+    return lock
+
+
+def read_record(path: Path) -> Record | None:
+    """A stored result; None where there is none, or none that can be used."""
+    try:
+        return Record.from_json(json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """What a run was started with.
+
+    Raises:
+        RunError: no such run.
+    """
+    try:
+        found = json.loads((folder / "run.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        found = None
+    if not isinstance(found, dict):
+        raise RunError("There is no such run.", where=str(folder), fix="`agentflow runs list` shows what there is.")
+    return found
 
 
 def safe_name(name: str) -> str:
-    """A file name for foreign text: letters, digits and `-_.` stay; long names are cut."""
-    return re.sub(r"[^A-Za-z0-9_.-]", "_", name).lstrip(".")[:120] or "_"
+    """A file name for foreign text: letters, digits and `-_.` stay; a name that had to be changed gets a mark."""
+    safe = re.sub(r"[^A-Za-z0-9_.-]", "_", name).lstrip(".")[:120] or "_"
+    if safe == name:
+        return safe
+    return f"{safe}-{blake3(name.encode('utf-8', 'surrogatepass')).hexdigest(4)}"
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -104,3 +197,12 @@ def read_events(folder: Path) -> list[dict[str, Any]]:
             if number < len(lines):
                 raise RunError("The event log is damaged.", where=f"{folder / 'events.jsonl'}:{number}") from None
     return events
+
+
+def _cut_half_lines(log: Path) -> None:
+    """Take a last line that was cut by a crash off a log, so that what is appended begins a line."""
+    if not log.exists():
+        return
+    with log.open("rb+") as file:
+        whole = file.read().rfind(b"\n") + 1
+        file.truncate(whole)

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from blake3 import blake3
+
 from agentflow.channels.base import Message
 from agentflow.kv.payload import Payload
+from agentflow.runtime.records import Answer, Record
 from agentflow.runtime.results import NodeResult
 
 
@@ -20,6 +25,8 @@ class ItemState:
         payloads: by edge number and child, made once for channels that don't look at the task.
         elements: of mapped nodes, the list they run over.
         errors: by unit, in words.
+        answers: in a resumed run, what messages can be made from again (see `runtime.recall`).
+        recalling: held while that is done: several threads may ask for the same message.
     """
 
     id: str
@@ -30,16 +37,38 @@ class ItemState:
     elements: dict[str, list[Any]] = field(default_factory=dict)
     errors: dict[str, str] = field(default_factory=dict)
     open_nodes: set[str] = field(default_factory=set)
+    answers: dict[str, dict[int, Answer]] = field(default_factory=dict)
+    recalling: threading.Lock = field(default_factory=threading.Lock)
+    _digests: dict[str, dict[int, str]] = field(default_factory=dict)
+    _joint: dict[str, str] = field(default_factory=dict)
 
     def in_order(self, node: str) -> tuple[NodeResult, ...]:
         """A node's results in the order of its children."""
         found = self.results.get(node, {})
         return tuple(found[child] for child in sorted(found))
 
-    def template_context(self) -> dict[str, Any]:
-        """What templates see: `inputs`, and `nodes.NAME.text` (children joined by lines) and `.texts`."""
+    def take(self, record: Record) -> None:
+        """Keep what a unit left behind."""
+        child = record.unit.child or 0
+        self.results.setdefault(record.unit.node, {})[child] = record.result
+        self._digests.setdefault(record.unit.node, {})[child] = record.digest
+
+    def digest(self, node: str) -> str:
+        """Of all that a finished node, children in their order, was asked and said; asked for by its receivers."""
+        if node not in self._joint:
+            found = self._digests.get(node, {})
+            self._joint[node] = blake3("".join(found[child] for child in sorted(found)).encode()).hexdigest()
+        return self._joint[node]
+
+    def template_context(self, names: Iterable[str] | None = None) -> dict[str, Any]:
+        """What templates see: `inputs`, and `nodes.NAME.text` (children joined by lines) and `.texts`.
+
+        Args:
+            names: the nodes to show, where they have results; by default all.
+        """
         nodes = {}
-        for node in self.results:
-            texts = [r.text for r in self.in_order(node)]
-            nodes[node] = {"text": "\n".join(texts), "texts": texts}
+        for node in self.results if names is None else names:
+            if node in self.results:
+                texts = [r.text for r in self.in_order(node)]
+                nodes[node] = {"text": "\n".join(texts), "texts": texts}
         return {"inputs": self.inputs, "nodes": nodes}

@@ -4,25 +4,29 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
 
-from blake3 import blake3
-
-from agentflow.channels.base import Channel, Task
-from agentflow.errors import UserError
-from agentflow.kv.wire import write_payload
+from agentflow.channels.base import Channel, Message, Task
+from agentflow.errors import PayloadError, UserError
+from agentflow.kv.payload import Payload
+from agentflow.kv.wire import read_payload, write_payload
 from agentflow.models.engine import Engine
+from agentflow.models.pool import EnginePool
 from agentflow.models.requests import Generation
 from agentflow.runtime.agent import Delivery, Turnplan, close_turn, deliver, plan_turn
 from agentflow.runtime.binding import Binding
 from agentflow.runtime.events import Bus
 from agentflow.runtime.memo import Memo
 from agentflow.runtime.options import RunOptions
-from agentflow.runtime.results import NodeResult
+from agentflow.runtime.questions import Questions, mark_of
+from agentflow.runtime.recall import complete, recall
+from agentflow.runtime.records import Answer, Record
 from agentflow.runtime.runs import RunStore
 from agentflow.runtime.scheduler import Unit
 from agentflow.runtime.state import ItemState
-from agentflow.workflow.templates import render
 
 Probe = Callable[[Unit, Engine, Turnplan, Generation], None]
 
@@ -31,10 +35,10 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a unit: a result, or an error in words."""
+    """What became of a unit: what it leaves behind, or an error in words."""
 
     unit: Unit
-    result: NodeResult | None = None
+    record: Record | None = None
     error: str = ""
 
 
@@ -52,6 +56,7 @@ class Turns:
     """
 
     binding: Binding
+    engines: EnginePool
     options: RunOptions
     bus: Bus
     store: RunStore | None
@@ -101,8 +106,25 @@ class Turns:
                 self.probe(unit, engine, plan, answer)
             if self.binding.outgoing(unit.node):
                 state.messages.setdefault(unit.node, {})[unit.child or 0] = message
-            outcomes.append(Outcome(unit, result))
+            outcomes.append(Outcome(unit, Record(unit, plan.key, mark_of(engine), result, Answer.of(answer))))
         return outcomes
+
+    def stored(self, unit: Unit, state: ItemState) -> Record | None:
+        """What an earlier process stored of a unit, if it was asked just what it would be asked now."""
+        record = self.store.find(unit) if self.store is not None else None
+        if record is None:
+            return None
+        try:
+            question = self.questions.of(unit, state)
+        except UserError:
+            return None  # told when the unit runs
+        mark = mark_of(self.engines.get(self.binding.model_of(unit.node)))
+        return record if record.key == self.questions.key(unit, state, question, mark) else None
+
+    @cached_property
+    def questions(self) -> Questions:
+        """What units are asked."""
+        return Questions(self.binding, self.options.seed)
 
     def _answers(self, engine: Engine, plans: Sequence[Turnplan]) -> list[Generation]:
         """Generate; turns that stand on nothing are looked up in the memo first."""
@@ -117,33 +139,32 @@ class Turns:
             answers.append(made)
         return answers
 
-    def _plan(self, engine: Engine, unit: Unit, state: ItemState) -> Turnplan:
-        workflow = self.binding.workflow
-        node = workflow.nodes[unit.node]
-        context = state.template_context()
-        if node.map is not None and unit.child is not None:
-            context |= {node.map.item: state.elements[unit.node][unit.child], "index": unit.child}
-        where = str(workflow.location(("nodes", unit.node, "prompt")))
-        prompt = render(node.prompt, context, where=where)
-        system = workflow.agents[node.agent].system
-        task = Task(prompt, system, engine)
+    def _plan(self, engine: Engine, unit: Unit, state: ItemState, *, again: bool = False) -> Turnplan:
+        """Plan a unit's turn; `again`, when its answer is known and only its message is wanted, without a word."""
+        question = self.questions.of(unit, state)
+        task = Task(question.prompt, question.system, engine)
         deliveries = [
             d
             for number, edge, channel in self.binding.incoming(unit.node)
-            for d in self._receive(unit, state, edge.sender, number, channel, task)
+            for d in self._receive(unit, state, edge.sender, number, channel, task, again)
         ]
-        return plan_turn(
+        plan = plan_turn(
             engine,
-            system=system,
-            prompt=prompt,
+            system=question.system,
+            prompt=question.prompt,
             deliveries=deliveries,
-            settings=workflow.effective(unit.node),
-            seed=self._seed(unit),
+            settings=question.settings,
+            seed=question.seed,
             keep_cache=self._keeps_cache(unit.node),
             reuse=self.options.reuse,
             cancelled=self.cancelled,
             on_token=self._speaker(unit),
         )
+        return replace(plan, key=self.questions.key(unit, state, question, mark_of(engine)))
+
+    def _plan_again(self, unit: Unit, state: ItemState) -> tuple[Engine, Turnplan]:
+        engine = self.engines.get(self.binding.model_of(unit.node))
+        return engine, self._plan(engine, unit, state, again=True)
 
     def _keeps_cache(self, node: str) -> bool:
         """Whether somebody stands on this node's cache: a receiver, the next run (memo), or the probe."""
@@ -151,37 +172,53 @@ class Turns:
             return True
         return any(channel.needs_cache for _, _, channel in self.binding.outgoing(node))
 
+    def _messages(self, state: ItemState, sender: str) -> dict[int, Message]:
+        """What a finished sender's children (or the one sender) have to say, by child."""
+        if complete(state, sender):
+            return state.messages.get(sender, {})
+        return recall(self.binding, self._plan_again, state, sender)
+
     def _receive(
-        self, unit: Unit, state: ItemState, sender: str, number: int, channel: Channel, task: Task
+        self, unit: Unit, state: ItemState, sender: str, number: int, channel: Channel, task: Task, again: bool
     ) -> list[Delivery]:
         """What the sender's children (or the one sender) have for this unit."""
+        messages = state.messages.get(sender, {}) if again else self._messages(state, sender)
         found = []
-        for child, message in sorted(state.messages.get(sender, {}).items()):
+        for child, message in sorted(messages.items()):
             known = state.payloads.get((number, child)) if channel.task_free else None
-            payload, delivery = deliver(channel, message, task, known)
+            kept = self._kept(unit, number, child) if again and known is None else known
+            payload, delivery = deliver(channel, message, task, kept)
             if channel.task_free:
                 state.payloads[number, child] = payload
-            digest = ""
-            if self.store and self.options.keep_payloads and known is None:
-                path = self.store.payload_path(f"{unit}-{number}-{child}")
-                digest = write_payload(payload, path, key=self.options.signing_key)
-            self.bus.emit(
-                "message",
-                item=unit.item,
-                node=unit.node,
-                child=unit.child,
-                sender=sender,
-                channel=channel.name,
-                bytes=delivery.result.bytes,
-                digest=digest,
-            )
-            for text in delivery.result.warnings:
-                self.bus.emit("warning", item=unit.item, node=unit.node, child=unit.child, sender=sender, text=text)
+            if not again:
+                self._tell(unit, sender, channel, delivery, self._keep(unit, number, child, payload, known))
             found.append(delivery)
         return found
 
+    def _keep(self, unit: Unit, number: int, child: int, payload: Payload, known: Payload | None) -> str:
+        """Write a payload that is to be kept into the run's folder, once; its digest, or ""."""
+        if self.store is None or not self.options.keep_payloads or known is not None:
+            return ""
+        return write_payload(payload, self._payload_path(unit, number, child), key=self.options.signing_key)
+
+    def _kept(self, unit: Unit, number: int, child: int) -> Payload | None:
+        """A payload that was kept the first time; None where there is none that can be read."""
+        if self.store is None or not self.options.keep_payloads:
+            return None
+        try:
+            return read_payload(self._payload_path(unit, number, child), key=self.options.signing_key)
+        except (OSError, PayloadError):
+            return None
+
+    def _payload_path(self, unit: Unit, number: int, child: int) -> Path:
+        assert self.store is not None
+        return self.store.payload_path(f"{unit}-{number}-{child}")
+
+    def _tell(self, unit: Unit, sender: str, channel: Channel, delivery: Delivery, digest: str) -> None:
+        where: dict[str, Any] = {"item": unit.item, "node": unit.node, "child": unit.child, "sender": sender}
+        self.bus.emit("message", **where, channel=channel.name, bytes=delivery.result.bytes, digest=digest)
+        for text in delivery.result.warnings:
+            self.bus.emit("warning", **where, text=text)
+
     def _speaker(self, unit: Unit) -> Callable[[str], None]:
         return lambda text: self.bus.emit("node_token", item=unit.item, node=unit.node, child=unit.child, text=text)
-
-    def _seed(self, unit: Unit) -> int:
-        return int.from_bytes(blake3(f"{self.options.seed}/{unit}".encode()).digest()[:7], "big")

@@ -80,6 +80,17 @@ def names(template: str) -> set[tuple[str, str]]:
     return {(ref.root, ref.name) for ref in references(template).members if ref.name is not None}
 
 
+def mentioned(template: str, root: str, *, is_expression: bool = False) -> frozenset[str] | None:
+    """Return the NAMEs of all `root.NAME` in a template; None when it also looks at `root` as a whole.
+
+    Raises `TemplateError` when it can't be read.
+    """
+    found = (expression_references if is_expression else references)(template)
+    members = [ref.name for ref in found.members if ref.root == root and ref.name is not None]
+    uses = sum(ref.root == root for ref in found.names)
+    return frozenset(members) if uses == len(members) else None
+
+
 def parsed(template: str) -> nodes.Template:
     """Parse and check a template. Raises `TemplateError`."""
     try:

@@ -1,0 +1,43 @@
+"""What a run was started with: enough to draw it, and to go on with it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from agentflow.runtime.binding import Binding
+from agentflow.runtime.options import RunOptions
+from agentflow.workflow.schema import Workflow
+
+ONLY_ITEM = "run"
+"""The id of the one item of a run on inputs."""
+
+
+def manifest(
+    binding: Binding, options: RunOptions, *, channel: str | Mapping[str, Any] | None, **more: Any
+) -> dict[str, Any]:
+    """What `run.json` holds.
+
+    Args:
+        channel: that the edges were put on, None where each kept its own.
+        more: where the items come from: `inputs`, or a task and its data.
+    """
+    workflow = binding.workflow
+    return {
+        "file": file_of(workflow),
+        "channel": channel,
+        "seed": options.seed,
+        "keep_payloads": options.keep_payloads,
+        "nodes": list(workflow.nodes),
+        "edges": [
+            [edge.sender, edge.receiver, made.name] for edge, made in zip(workflow.edges, binding.channels, strict=True)
+        ],
+        **more,
+    }
+
+
+def file_of(workflow: Workflow) -> str:
+    """Where a workflow was read from; as a whole path, so that it is found from another folder as well."""
+    path = Path(workflow.file)
+    return str(path.resolve()) if path.is_file() else workflow.file

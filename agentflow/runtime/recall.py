@@ -1,0 +1,73 @@
+"""Messages of units that an earlier process finished, made again from their stored answers when a receiver needs them.
+
+Caches are not stored. The sender's turn is planned as it was the first time, and the tokens of its answer are
+prefilled behind its prompt instead of being decoded, so the cache is the one that decoding left, up to rounding.
+Senders of senders come first, where their messages are needed for that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from agentflow.channels.base import Message
+from agentflow.models.engine import Engine
+from agentflow.models.requests import Generation
+from agentflow.runtime.agent import Turnplan, close_turn
+from agentflow.runtime.binding import Binding
+from agentflow.runtime.records import Answer
+from agentflow.runtime.scheduler import Unit
+from agentflow.runtime.state import ItemState
+
+Plan = Callable[[Unit, ItemState], tuple[Engine, Turnplan]]
+
+
+def recall(binding: Binding, plan: Plan, state: ItemState, sender: str) -> dict[int, Message]:
+    """The messages of a finished node by child, those that are missing made again.
+
+    Args:
+        plan: plans a unit's turn once more; asks for the messages of its own senders, which are there by then.
+    """
+    with state.recalling:
+        found: dict[int, Message] = {}
+        for node in _missing(binding, state, sender):
+            found = dict(state.messages.get(node, {}))
+            for child, answer in sorted(state.answers.get(node, {}).items()):
+                if child not in found:
+                    is_child = binding.workflow.nodes[node].map is not None
+                    found[child] = _message(plan, state, Unit(state.id, node, child if is_child else None), answer)
+            state.messages[node] = found
+        return found
+
+
+def complete(state: ItemState, node: str) -> bool:
+    """Whether there is a message of every unit of a finished node."""
+    return state.answers.get(node, {}).keys() <= state.messages.get(node, {}).keys()
+
+
+def _missing(binding: Binding, state: ItemState, sender: str) -> list[str]:
+    """The sender and those before it whose messages are gone, in an order in which they can be made."""
+    order: list[str] = []
+    seen: set[str] = set()
+    pending = [(sender, False)]  # a stack of our own: a chain may be longer than Python's
+    while pending:
+        node, is_ready = pending.pop()
+        if is_ready:
+            order.append(node)
+        elif node not in seen:
+            seen.add(node)
+            pending.append((node, True))
+            senders = (edge.sender for _, edge, _ in binding.incoming(node))
+            pending += [(name, False) for name in senders if not complete(state, name)]
+    return order
+
+
+def _message(plan: Plan, state: ItemState, unit: Unit, answer: Answer) -> Message:
+    engine, turn = plan(unit, state)
+    cache = None
+    if turn.request.keep_cache:
+        tokens = answer.request(turn.request)
+        asked = replace(turn.request, token_ids=tokens, max_new_tokens=0, cancelled=None, on_token=None)
+        cache = engine.generate([asked])[0].cache
+    said = Generation(answer.token_ids, answer.text, answer.finish, 0, 0, 0.0, 0.0, cache)
+    return close_turn(unit.node, engine, turn, said)[1]
