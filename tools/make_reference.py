@@ -112,6 +112,7 @@ SECTIONS: tuple[tuple[str, type[BaseModel], str], ...] = (
         "In `nodes.NAME`, `agents.NAME` and `defaults`; the first of these three that says something wins.",
     ),
 )
+SUBVERBS = (("payload", "inspect"), *(("runs", verb) for verb in ("list", "show", "resume", "export", "rm")))
 TEMPLATES = """\
 ## Templates
 
@@ -145,7 +146,7 @@ def workflow_reference() -> str:
 def cli_reference() -> str:
     """The text of docs/cli.md: the help of every verb, as it is printed 100 columns wide."""
     blocks = [NOTE, "# Command line", _exit_codes()]
-    for path in ((), *((verb,) for verb in VERBS), ("payload", "inspect")):
+    for path in ((), *((verb,) for verb in VERBS), *SUBVERBS):
         title = " ".join(["agentflow", *path])
         blocks += [f"## {title}" if path else "## Verbs", f"```text\n{_help(path)}\n```"]
     return "\n\n".join(blocks) + "\n"

@@ -37,15 +37,15 @@ class Tally:
         """Take in one event; runs that follow each other add up."""
         if event.kind == "run_started":
             self.items += event.data["items"]
-        elif event.kind == "node_finished":
+        elif event.kind in ("node_finished", "node_reused"):
             self.nodes += 1
         elif event.kind == "item_finished" and not event.data["failed"]:
             self.finished += 1
 
 
 @contextmanager
-def stoppable(runs: Path) -> Iterator[Tally]:
-    """Turn Ctrl-C into `Stopped`, which says what is stored."""
+def stoppable(runs: Path, go_on: str) -> Iterator[Tally]:
+    """Turn Ctrl-C into `Stopped`, which says what is stored, and the command to go on with."""
     tally = Tally()
     try:
         yield tally
@@ -54,7 +54,7 @@ def stoppable(runs: Path) -> Iterator[Tally]:
             raise
         done = f"{tally.finished} of {count(tally.items, 'item')} finished"
         stored = f"{count(tally.nodes, 'result')} stored below {runs}" if tally.nodes else "nothing to keep yet"
-        raise Stopped(f"stopped: {done}, {stored}") from None
+        raise Stopped(f"stopped: {done}, {stored}\ngo on with: {go_on}") from None
 
 
 def workflow_on(ref: str, channel: str | None) -> Workflow:

@@ -91,27 +91,17 @@ class LiveView:
         row = self._rows.get(event.node)
         if row is None:
             return
+        self._listen(event)
+        _count(row, event)
+
+    def _listen(self, event: Event) -> None:
         unit = (event.item, event.node, event.child)
-        if event.kind == "node_started":
-            row.running += 1
-        elif event.kind == "node_token":
+        if event.kind == "node_token":
             if self._speaker is None:
                 self._speaker, self._saying = unit, ""
             if self._speaker == unit:
                 self._saying = (self._saying + event.data["text"])[-SPOKEN:]
-        elif event.kind == "message":
-            row.bytes += event.data["bytes"]
-        elif event.kind == "node_skipped":
-            row.skipped += 1
-        elif event.kind == "node_failed":
-            row.running, row.failed = max(0, row.running - 1), row.failed + 1
-        elif event.kind == "node_finished":
-            row.running, row.done = row.running - 1, row.done + 1
-            row.seconds += event.data["seconds"]
-            row.prefilled += event.data["prefilled"]
-            row.reused += event.data["reused"]
-            row.generated += event.data["generated"]
-        if event.kind in ("node_finished", "node_failed") and self._speaker == unit:
+        elif event.kind in ("node_finished", "node_failed") and self._speaker == unit:
             self._speaker = None
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
@@ -130,6 +120,25 @@ class LiveView:
         speaker = self._speaker
         if speaker is not None:
             yield _tail(f"{speaker[1]}: ", visible(self._saying.replace("\n", " ")), options.max_width)
+
+
+def _count(row: _NodeRow, event: Event) -> None:
+    if event.kind == "node_started":
+        row.running += 1
+    elif event.kind == "message":
+        row.bytes += event.data["bytes"]
+    elif event.kind == "node_skipped":
+        row.skipped += 1
+    elif event.kind == "node_reused":
+        row.done += 1
+    elif event.kind == "node_failed":
+        row.running, row.failed = max(0, row.running - 1), row.failed + 1
+    elif event.kind == "node_finished":
+        row.running, row.done = row.running - 1, row.done + 1
+        row.seconds += event.data["seconds"]
+        row.prefilled += event.data["prefilled"]
+        row.reused += event.data["reused"]
+        row.generated += event.data["generated"]
 
 
 def _tail(label: str, text: str, width: int) -> Text:

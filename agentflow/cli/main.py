@@ -20,6 +20,7 @@ from agentflow.errors import UserError, did_you_mean
 
 VERBS = {
     "run": "Run a workflow on inputs, or over a task's items.",
+    "runs": "List, show, resume, export or remove stored runs.",
     "compare": "Run a workflow over several channels and compare them.",
     "validate": "Check workflows without running them.",
     "graph": "Draw a workflow as a tree or as Mermaid.",

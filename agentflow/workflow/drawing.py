@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from agentflow.workflow.graph import build_graph, sources
 from agentflow.workflow.schema import Workflow
+
+if TYPE_CHECKING:
+    import networkx as nx
 
 DEEPEST_BRANCH = 40
 
@@ -25,15 +30,31 @@ def to_mermaid(workflow: Workflow) -> str:
 
 
 def to_tree(workflow: Workflow) -> list[str]:
-    """Return the workflow as lines of a tree, from the nodes that nothing is sent to.
+    """Return the workflow as lines of a tree, from the nodes that nothing is sent to."""
+    graph = build_graph(workflow)
+    return tree_lines(
+        workflow.name,
+        graph,
+        titled=lambda name: _titled(workflow, name),
+        sent=lambda sender, receiver: graph.edges[sender, receiver]["channel"].name,
+    )
+
+
+def tree_lines(
+    title: str, graph: nx.DiGraph[str], *, titled: Callable[[str], str], sent: Callable[[str, str], str]
+) -> list[str]:
+    """Return a graph as lines of a tree.
 
     A node with several senders is drawn out below the first of them and only named below the others. A
-    branch deeper than 40 nodes goes on as a tree of its own, which keeps the text linear in the workflow.
+    branch deeper than 40 nodes goes on as a tree of its own, which keeps the text linear in the graph.
+
+    Args:
+        titled: says what stands for a node.
+        sent: the name of the channel from one node to another.
     """
-    graph = build_graph(workflow)
     roots = sources(graph)[::-1]
     drawn: set[str] = set()
-    lines = [workflow.name]
+    lines = [title]
     # (node, the bars before it, the branch that leads to it, channel); the last is drawn first
     pending: list[tuple[str, str, str, str]] = [(name, "", "", "") for name in roots]
     later: deque[str] = deque()
@@ -43,7 +64,7 @@ def to_tree(workflow: Workflow) -> list[str]:
         name, bars, branch, channel = pending.pop()
         arrow = f"{channel} → " if channel else ""
         again = name in drawn
-        lines.append(f"{bars}{branch}{arrow}{_titled(workflow, name)}{' (above)' if again else ''}")
+        lines.append(f"{bars}{branch}{arrow}{titled(name)}{' (above)' if again else ''}")
         if again:
             continue
         drawn.add(name)
@@ -56,8 +77,7 @@ def to_tree(workflow: Workflow) -> list[str]:
             continue
         for child in reversed(children):
             last = child == children[-1]
-            spec = graph.edges[name, child]["channel"]
-            pending.append((child, below, "└─ " if last else "├─ ", spec.name))
+            pending.append((child, below, "└─ " if last else "├─ ", sent(name, child)))
     return lines
 
 

@@ -123,6 +123,8 @@ def test_ctrl_c_in_a_run_says_what_is_stored_and_leaves_no_half_files(place):
         run.kill()
     assert run.returncode == STOPPED
     assert "stopped: 0 of 1 item finished" in told
+    (folder,) = place.glob("runs/*")
+    assert f"go on with: agentflow runs resume runs/{folder.name}" in told
     assert "Traceback" not in told
     assert out == ""
     assert not [name for name in files_below(place) if name.endswith(".part")]

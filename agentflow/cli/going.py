@@ -1,0 +1,82 @@
+"""Runs a job and shows what came of it; `run` and `runs resume` both end here."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from agentflow.cli.common import load_engines, stoppable
+from agentflow.cli.console import count, err, out, plain, print_json
+from agentflow.cli.live import live
+from agentflow.cli.tables import FiguresTable, failures, figures_json, item_panel
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from agentflow.cli.jobs import Job
+    from agentflow.cli.options import RunSettings
+    from agentflow.evaluation.figures import ChannelFigures
+    from agentflow.runtime.results import ItemResult
+    from agentflow.runtime.runs import RunStore
+
+
+def go(job: Job, settings: RunSettings, *, resumed: Path | None = None, forced: Sequence[str] = ()) -> int:
+    """Run a job, in a new folder or in that of the run that is `resumed`; the exit code."""
+    from agentflow.evaluation.figures import measure
+    from agentflow.runtime.binding import bind
+    from agentflow.runtime.manifest import manifest
+    from agentflow.runtime.orchestrator import Orchestrator
+    from agentflow.runtime.runs import RunStore
+
+    binding = bind(job.workflow)
+    label = "+".join(dict.fromkeys(c.name for c in binding.channels)) or "no channel"
+    title = job.workflow.name if job.task is None else f"{job.workflow.name} over {job.source.channel or label}"
+    if resumed is not None:
+        store = RunStore.open(resumed, forced=forced)  # before models are loaded: somebody else may be at work on it
+        try:
+            pool = load_engines(list(binding.models.values()))
+        except BaseException:
+            store.close()
+            raise
+    else:
+        pool = load_engines(list(binding.models.values()))
+        kept = manifest(binding, settings.options(), channel=job.source.channel, **job.manifest())
+        store = RunStore.create(settings.runs, job.workflow.name, kept)
+    with stoppable(store.folder, resume_command(store.folder)) as tally, live(err, job.workflow, title) as listener:
+        orchestrator = Orchestrator(binding, pool, options=settings.options(), store=store, listeners=[tally, listener])
+        results = orchestrator.run(job.passes)
+    if job.task is None:
+        code = _tell_one(results[0], store, settings)
+    else:
+        figures = measure(binding, job.task, job.source.channel or label, job.items, results)
+        code = _tell_items(figures, f"{job.workflow.name}: {count(len(job.items), 'item')}", store, settings)
+    if code:
+        err.print(f"go on with: {plain(resume_command(store.folder))}", soft_wrap=True)
+    return code
+
+
+def resume_command(folder: Path) -> str:
+    """The command that goes on with a run."""
+    return shlex.join(["agentflow", "runs", "resume", str(folder)])
+
+
+def _tell_one(result: ItemResult, store: RunStore, settings: RunSettings) -> int:
+    if settings.as_json:
+        nodes = {node: [r.to_json() for r in rs] for node, rs in result.nodes.items()}
+        print_json({"run": str(store.folder), "outputs": result.outputs, "nodes": nodes, "errors": result.errors})
+    else:
+        out.print(item_panel(result))
+        err.print(f"[dim]stored in {plain(store.folder)}[/]", soft_wrap=True)
+    return 1 if result.errors else 0
+
+
+def _tell_items(figures: ChannelFigures, what: str, store: RunStore, settings: RunSettings) -> int:
+    if settings.as_json:
+        print_json({"run": str(store.folder), **figures_json(figures)})
+    else:
+        out.print(FiguresTable(f"{what}, seed {settings.seed}", (figures,)))
+        for line in failures([figures]):
+            err.print(line, soft_wrap=True)
+        err.print(f"[dim]stored in {plain(store.folder)}[/]", soft_wrap=True)
+    return 1 if len(figures.done) < len(figures.items) else 0

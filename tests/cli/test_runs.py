@@ -1,0 +1,147 @@
+"""Stored runs from the command line: resuming, looking, exporting, removing."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from agentflow.runtime.runs import RunStore
+from tests.cli.conftest import FACTS, QUESTION
+
+
+@pytest.fixture
+def run(cli, place):
+    """A finished run over two items: its folder and its answers."""
+    ended = cli("run", "facts.yaml", "-n", "2", "--json")
+    assert ended.code == 0, ended.err
+    return place / ended.json["run"], [i["answers"] for i in ended.json["items"]]
+
+
+def results(folder):
+    return {p.relative_to(folder): p.read_bytes() for p in (folder / "results").rglob("*.json")}
+
+
+@pytest.mark.parametrize("way", ["runs resume {}", "run facts.yaml --resume {}", "runs resume last"])
+def test_a_run_goes_on_with_what_is_missing_and_leaves_the_rest(cli, run, way):
+    folder, answers = run
+    before = results(folder)
+    gone = sorted(path for path in before if "answer" in path.name)[1]
+    (folder / gone).unlink()
+    (folder / "outcome.json").unlink()
+    ended = cli(*way.format(folder.name).split(), "--json")
+    assert ended.code == 0, ended.err
+    assert [i["answers"] for i in ended.json["items"]] == answers
+    after = results(folder)
+    assert {p: b for p, b in after.items() if p != gone} == {p: b for p, b in before.items() if p != gone}
+    kinds = [json.loads(line)["kind"] for line in (folder / "events.jsonl").read_text().splitlines()]
+    assert kinds[kinds.index("run_finished") + 1 :].count("node_finished") == 1
+
+
+def test_a_run_on_inputs_keeps_them(cli, place):
+    first = cli("run", "question.yaml", "--input", "question=who", "--json").json
+    (place / first["run"] / "results" / "run" / "one.json").unlink()
+    again = cli("runs", "resume", first["run"], "--json")
+    assert again.json["outputs"] == first["outputs"]
+    assert again.json["run"] == first["run"]
+
+
+def test_a_failed_run_says_how_to_go_on_and_a_mended_workflow_does(cli, place):
+    (place / "bad.yaml").write_text(FACTS.replace("{{ question }}", "{{ question.missing }}"))
+    ended = cli("run", "bad.yaml", "-n", "1")
+    (folder,) = (place / "runs").iterdir()
+    assert ended.code == 1
+    assert f"go on with: agentflow runs resume runs/{folder.name}" in ended.err
+    (place / "bad.yaml").write_text(FACTS)
+    ended = cli("runs", "resume", "last")
+    assert ended.code == 0, ended.err
+    shown = cli("runs", "show", "last", "--json").json
+    assert shown["state"] == "done"
+    assert shown["nodes"]["read"]["states"] == {"done": 1}
+    assert shown["nodes"]["answer"]["states"] == {"done": 2}
+
+
+def test_force_runs_a_node_again(cli, run):
+    folder, _ = run
+    assert cli("runs", "resume", "last", "--force", "read").code == 0
+    kinds = [json.loads(line)["kind"] for line in (folder / "events.jsonl").read_text().splitlines()]
+    assert kinds[kinds.index("run_finished") + 1 :].count("node_finished") == 2  # of two items
+    ended = cli("runs", "resume", "last", "--force", "raed")
+    assert ended.code == 2
+    assert "Did you mean 'read'?" in ended.err
+
+
+def test_a_run_of_another_workflow_or_with_other_data_is_refused(cli, run, place):
+    ended = cli("run", "question.yaml", "--resume", "last")
+    assert ended.code == 2
+    assert "is one of 'facts', not of 'question'" in ended.err
+    folder, _ = run
+    manifest = json.loads((folder / "run.json").read_text())
+    (folder / "run.json").write_text(json.dumps({**manifest, "items": ["another"]}))
+    ended = cli("runs", "resume", "last")
+    assert ended.code == 2
+    assert "gives other items now" in ended.err
+
+
+def test_what_another_process_is_at_work_on_is_neither_resumed_nor_removed(cli, run):
+    folder, _ = run
+    store = RunStore.open(folder)
+    try:
+        for line in ("runs resume last", "runs rm last"):
+            ended = cli(*line.split())
+            assert ended.code == 2
+            assert "Another process is at work on this run" in ended.err
+        assert cli("runs", "list", "--json").json[0]["state"] == "running"
+    finally:
+        store.close()
+    assert cli("runs", "list", "--json").json[0]["state"] == "stopped"  # begun again, and never ended
+
+
+def test_runs_are_listed_the_newest_first(cli, run, place):
+    cli("run", "question.yaml", "--input", "question=who")
+    listed = cli("runs", "list", "--json").json
+    assert [(r["workflow"], r["state"], r["items"], r["finished"], r["results"]) for r in listed] in (
+        [("question", "done", 1, 1, 1), ("facts", "done", 2, 2, 6)],
+        [("facts", "done", 2, 2, 6), ("question", "done", 1, 1, 1)],  # made in the same second
+    )
+    assert "6" in cli("runs", "list").out
+    assert "no runs in elsewhere" in cli("runs", "list", "--runs", "elsewhere").out
+
+
+def test_a_run_is_shown_as_a_tree_with_its_children_folded(cli, run):
+    lines = cli("runs", "show", "last").out.splitlines()
+    assert lines[0].endswith(": done, 2 of 2 items finished")
+    assert lines[1].startswith("read · 2 done · prefilled ")
+    assert lines[2].startswith("└─ cache → answer · 4 done · prefilled ")
+    (item, *_) = cli("runs", "show", "last", "--json").json["items"]
+    assert "answer · 2 done" in cli("runs", "show", "last", "--item", item).out
+    assert cli("runs", "show", "last", "--item", "nobody").code == 2
+
+
+def test_what_a_model_says_does_not_reach_the_terminal_through_show(cli, place):
+    (place / "bad.yaml").write_text(QUESTION.replace("{{ inputs.question }}", "{{ inputs.question['\\e[31m'] }}"))
+    assert cli("run", "bad.yaml", "--input", "question=who").code == 1
+    shown = cli("runs", "show", "last").out
+    assert "one · failed" in shown
+    assert "\x1b" not in shown
+
+
+def test_an_export_is_one_document_of_everything_but_payloads(cli, run, place):
+    document = cli("runs", "export", "last").json
+    assert document["run"]["workflow"] == "facts"
+    assert len(document["results"]) == 6
+    assert all(set(r) >= {"item", "node", "child", "result"} for r in document["results"])
+    assert cli("runs", "export", "last", "--out", "run.json").code == 0
+    assert json.loads((place / "run.json").read_text()) == document
+    assert cli("runs", "export", "last", "--out", "facts.yaml/x").code == 2
+
+
+def test_removed_runs_are_gone_and_nothing_else_is(cli, run, place):
+    folder, _ = run
+    assert cli("runs", "rm", "last", "gone").code == 2  # one is not there: none is removed
+    assert folder.exists()
+    (place / "runs" / "mine").mkdir()
+    assert cli("runs", "rm", "mine").code == 2
+    assert cli("runs", "rm", folder.name, "--json").json["removed"]
+    assert not folder.exists()
+    assert (place / "runs" / "mine").exists()
