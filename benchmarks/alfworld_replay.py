@@ -31,13 +31,14 @@ def main() -> None:
     parser.add_argument("--split", choices=SPLITS, default="valid_seen")
     parser.add_argument("--processes", type=int, default=2, help="games at once (default: 2)")
     parser.add_argument("--games-per-process", type=int, default=25, help="then a process is replaced (default: 25)")
+    parser.add_argument("--timeout", type=float, default=180, help="seconds for an answer (default: 180)")
     parser.add_argument("--limit", type=int, help="only the first games")
     parser.add_argument("--quick", action="store_true", help="six games")
     chosen = parser.parse_args()
     found = iter_games(games_folder(chosen.data), splits=(chosen.split,))
     plans = [walkthrough_of(game, contents) for game, contents in found if contents.walkthrough]
     plans = plans[: 6 if chosen.quick else chosen.limit]
-    settings = PoolSettings(processes=chosen.processes, games_per_process=chosen.games_per_process)
+    settings = PoolSettings(chosen.processes, chosen.games_per_process, chosen.timeout, chosen.timeout)
     start = time.perf_counter()
     with EnvironmentPool(settings) as pool:
         results = play_all(pool, plans, told=say)
