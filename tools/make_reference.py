@@ -61,6 +61,17 @@ MEANINGS: dict[tuple[str, str], str] = {
     ("Node", "agent"): "one of `agents`",
     ("Node", "prompt"): "the template of what the agent is asked",
     ("Node", "map"): "run once for each element of a list",
+    (
+        "Node",
+        "when",
+    ): "an expression; where it is false, the node, and what hears nobody else, is left out",
+    ("Node", "retry"): "try again when the node fails: a number of times, or a mapping",
+    ("Node", "on_error"): "what becomes of it when it has failed: `fail`, `skip`, or `{fallback: text}`",
+    ("RetrySpec", "count"): "how often to try again",
+    ("RetrySpec", "wait"): "seconds before the first new try",
+    ("RetrySpec", "growth"): "each wait is so many times the one before",
+    ("RetrySpec", "on"): "kinds of errors: `timeout`, `model`, `channel`, `template`, `memory`, `other`; one or a list",
+    ("OnError", "fallback"): "a template of what stands for the answer, in templates and messages",
     ("Node", "description"): "a line for people",
     ("MapSpec", "over"): "an expression that gives a list, such as `inputs.questions`, or the list itself",
     ("MapSpec", "as"): "the element's name in the prompt; `index` counts from 0",
@@ -80,12 +91,15 @@ MEANINGS: dict[tuple[str, str], str] = {
     ("Generation", "top_p"): "nucleus sampling",
     ("Generation", "top_k"): "sample among the k likeliest tokens",
     ("Generation", "stop"): "a text, or several, that end the answer",
-    ("Generation", "timeout"): "seconds after which the answer is cut",
+    ("Generation", "timeout"): "seconds after which the answer is cut; in a node with `retry` or `on_error`, an error",
 }
 
 # Filled in while the file is read, so that the schema itself knows no default.
 DEFAULTS = {
     ("Agent", "model"): "required, here or in `defaults`",
+    ("Node", "on_error"): "`fail`",
+    ("RetrySpec", "on"): "all",
+    ("OnError", "fallback"): "required",
     ("Edge", "channel"): "that of `defaults`, or `text`",
 }
 
@@ -102,6 +116,18 @@ SECTIONS: tuple[tuple[str, type[BaseModel], str], ...] = (
     ),
     ("`nodes.NAME`", parts.Node, "The generation settings below may stand here as well."),
     ("`nodes.NAME.map`", parts.MapSpec, ""),
+    (
+        "`nodes.NAME.retry`",
+        parts.RetrySpec,
+        "A number alone, or a mapping. Each try has a seed of its own: what is sampled differs, what is chosen "
+        "greedily does not.",
+    ),
+    (
+        "`nodes.NAME.on_error`",
+        parts.OnError,
+        "`fail`: what depends on the node is skipped, and the item has failed. `skip`: the node is left out, as by "
+        "`when`; a child of a map says nothing and keeps its place in `.texts`. Or a mapping:",
+    ),
     ("`edges[]`", parts.Edge, ""),
     ("`channel`", parts.ChannelSpec, "A name alone, or a mapping."),
     ("`task`", parts.TaskSpec, "A name alone, or a mapping."),
@@ -178,7 +204,9 @@ def _table(model: type[BaseModel]) -> str:
 
 
 def _own_fields(model: type[BaseModel]) -> Iterator[tuple[str, FieldInfo]]:
-    inherited = Generation.model_fields if issubclass(model, Generation) and model is not Generation else {}
+    inherited = set(Generation.model_fields) if issubclass(model, Generation) and model is not Generation else set()
+    if model is parts.OnError:
+        inherited.add("action")  # what the short forms stand for is not written
     return ((name, info) for name, info in model.model_fields.items() if name not in inherited)
 
 
@@ -193,6 +221,8 @@ def _type(annotation: Any, metadata: Iterable[Any] = ()) -> str:
         words = " or ".join(dict.fromkeys(_type(a) for a in get_args(annotation) if a is not NoneType))
     else:
         kind = origin or annotation
+        if kind is tuple and get_origin(get_args(annotation)[0]) is Literal:
+            return "text or list"
         words = "mapping" if isinstance(kind, type) and issubclass(kind, BaseModel) else WORDS[kind]
     bounds = [f"{sign} {getattr(m, name):g}" for m in metadata for name, sign in _BOUNDS.items() if hasattr(m, name)]
     return ", ".join([words, *bounds])

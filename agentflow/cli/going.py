@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from agentflow.cli.common import load_engines, stoppable
 from agentflow.cli.console import count, err, out, plain, print_json
+from agentflow.cli.jobs import require_node
 from agentflow.cli.live import live
 from agentflow.cli.tables import FiguresTable, failures, figures_json, item_panel
 
@@ -29,6 +30,8 @@ def go(job: Job, settings: RunSettings, *, resumed: Path | None = None, forced: 
     from agentflow.runtime.orchestrator import Orchestrator
     from agentflow.runtime.runs import RunStore
 
+    if settings.until is not None:
+        require_node(job, settings.until, "--until")
     binding = bind(job.workflow)
     label = "+".join(dict.fromkeys(c.name for c in binding.channels)) or "no channel"
     title = job.workflow.name if job.task is None else f"{job.workflow.name} over {job.source.channel or label}"
@@ -46,8 +49,8 @@ def go(job: Job, settings: RunSettings, *, resumed: Path | None = None, forced: 
     with stoppable(store.folder, resume_command(store.folder)) as tally, live(err, job.workflow, title) as listener:
         orchestrator = Orchestrator(binding, pool, options=settings.options(), store=store, listeners=[tally, listener])
         results = orchestrator.run(job.passes)
-    if job.task is None:
-        code = _tell_one(results[0], store, settings)
+    if job.task is None or settings.until is not None:
+        code = _tell_nodes(results, store, settings)
     else:
         figures = measure(binding, job.task, job.source.channel or label, job.items, results)
         code = _tell_items(figures, f"{job.workflow.name}: {count(len(job.items), 'item')}", store, settings)
@@ -61,14 +64,18 @@ def resume_command(folder: Path) -> str:
     return shlex.join(["agentflow", "runs", "resume", str(folder)])
 
 
-def _tell_one(result: ItemResult, store: RunStore, settings: RunSettings) -> int:
+def _tell_nodes(results: Sequence[ItemResult], store: RunStore, settings: RunSettings) -> int:
+    """Outputs, or what nodes said: of one item, or of the first of several that were run until a node."""
+    result = results[0]
     if settings.as_json:
         nodes = {node: [r.to_json() for r in rs] for node, rs in result.nodes.items()}
-        print_json({"run": str(store.folder), "outputs": result.outputs, "nodes": nodes, "errors": result.errors})
+        found = {"outputs": result.outputs, "nodes": nodes, "errors": result.errors, "skipped": result.skipped}
+        print_json({"run": str(store.folder), **found})
     else:
         out.print(item_panel(result))
-        err.print(f"[dim]stored in {plain(store.folder)}[/]", soft_wrap=True)
-    return 1 if result.errors else 0
+        more = f" ({count(len(results), 'item')}; shown is '{plain(result.item)}')" if len(results) > 1 else ""
+        err.print(f"[dim]stored in {plain(store.folder)}{more}[/]", soft_wrap=True)
+    return 1 if any(r.errors for r in results) else 0
 
 
 def _tell_items(figures: ChannelFigures, what: str, store: RunStore, settings: RunSettings) -> int:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from agentflow.cli.common import items_for, workflow_on
 from agentflow.cli.inputs import read_inputs
-from agentflow.errors import RunError, UserError
+from agentflow.errors import RunError, UserError, did_you_mean
 
 if TYPE_CHECKING:
     from agentflow.tasks.base import Item, Task
@@ -119,6 +119,12 @@ def job_of(workflow: Workflow, source: Source, seed: int) -> Job:
     task = task_of(workflow, source.task)
     items = tuple(items_for(workflow, task, source.data, source.limit, seed))
     return Job(workflow, source, tuple((item.id, inputs_of(workflow, item)) for item in items), task, items)
+
+
+def require_node(job: Job, node: str, option: str) -> None:
+    """Refuse an option that names a node which is not there."""
+    if node not in job.workflow.nodes:
+        raise UserError(f"There is no node '{node}'.", where=option, fix=did_you_mean(node, job.workflow.nodes))
 
 
 def _refuse(options: Mapping[str, object], because: str = "inputs are given") -> None:

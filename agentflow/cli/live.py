@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
@@ -32,10 +32,11 @@ _FIGURES = {"prefilled": 0, "generated": 46, "received": 56, "reused": 66, "seco
 
 @dataclass
 class _NodeRow:
-    running: int = 0
+    at_work: set[tuple[str, int | None]] = field(default_factory=set)
     done: int = 0
     failed: int = 0
     skipped: int = 0
+    retried: int = 0
     seconds: float = 0.0
     prefilled: int = 0
     reused: int = 0
@@ -44,10 +45,11 @@ class _NodeRow:
 
     @property
     def state(self) -> str:
-        parts = [f"[cyan]{self.running} running[/]" if self.running else ""]
+        parts = [f"[cyan]{len(self.at_work)} running[/]" if self.at_work else ""]
         parts += [f"[green]{self.done} done[/]" if self.done else ""]
         parts += [f"[red]{self.failed} failed[/]" if self.failed else ""]
         parts += [f"[yellow]{self.skipped} skipped[/]" if self.skipped else ""]
+        parts += [f"[yellow]{self.retried} tried again[/]" if self.retried else ""]
         return ", ".join(filter(None, parts)) or "[dim]waiting[/]"
 
     def figure(self, name: str) -> str:
@@ -124,17 +126,16 @@ class LiveView:
 
 def _count(row: _NodeRow, event: Event) -> None:
     if event.kind == "node_started":
-        row.running += 1
-    elif event.kind == "message":
+        row.at_work.add((event.item, event.child))
+    elif event.kind in ("node_finished", "node_failed", "node_skipped", "node_retried"):
+        row.at_work.discard((event.item, event.child))
+    if event.kind == "message":
         row.bytes += event.data["bytes"]
-    elif event.kind == "node_skipped":
-        row.skipped += 1
-    elif event.kind == "node_reused":
-        row.done += 1
-    elif event.kind == "node_failed":
-        row.running, row.failed = max(0, row.running - 1), row.failed + 1
-    elif event.kind == "node_finished":
-        row.running, row.done = row.running - 1, row.done + 1
+    row.skipped += event.kind == "node_skipped"
+    row.failed += event.kind == "node_failed"
+    row.retried += event.kind == "node_retried"
+    row.done += event.kind in ("node_finished", "node_reused")
+    if event.kind == "node_finished":
         row.seconds += event.data["seconds"]
         row.prefilled += event.data["prefilled"]
         row.reused += event.data["reused"]
@@ -167,11 +168,15 @@ class PlainLines:
             self._total = event.data["items"]
         elif event.kind == "node_failed":
             self._say(f"{event.item}/{event.node}: failed: {event.data['error']}")
+        elif event.kind == "node_retried":
+            data = event.data
+            self._say(f"{event.item}/{event.node}: {data['error']} Try {data['attempt']} in {seconds(data['wait'])}")
+        elif event.kind == "node_skipped" and self._total == 1:
+            self._say(f"{event.node}{_child(event)}: skipped, {event.data['because']}")
         elif event.kind == "node_finished" and self._total == 1:
             data = event.data
-            child = "" if event.child is None else f"[{event.child}]"
             self._say(
-                f"{event.node}{child}: {seconds(data['seconds'])}, prefilled {data['prefilled']}, "
+                f"{event.node}{_child(event)}: {seconds(data['seconds'])}, prefilled {data['prefilled']}, "
                 f"reused {data['reused']}, generated {data['generated']}"
             )
         elif event.kind == "item_finished":
@@ -182,6 +187,10 @@ class PlainLines:
 
     def _say(self, line: str) -> None:
         self._console.print(f"{self._title}: {visible(line)}", markup=False, soft_wrap=True)
+
+
+def _child(event: Event) -> str:
+    return "" if event.child is None else f"[{event.child}]"
 
 
 @contextmanager

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -43,6 +43,8 @@ class RunSettings:
         overlap: whether hand-overs are made while the model decodes for others.
         runs: the folder that holds stored runs.
         as_json: print the result for machines.
+        keep_going: after a failure, run what does not depend on it.
+        until: run this node and what it depends on.
         keep_payloads: write every payload into the run's folder, signed with `key` where there is one.
     """
 
@@ -51,6 +53,8 @@ class RunSettings:
     overlap: Overlap
     runs: Path
     as_json: bool
+    keep_going: bool = True
+    until: str | None = None
     keep_payloads: bool = False
     key: bytes | None = None
 
@@ -63,15 +67,30 @@ class RunSettings:
             max_batch=self.batch,
             reuse=reuse,
             overlap=self.overlap,
+            keep_going=self.keep_going,
+            until=self.until,
             keep_payloads=self.keep_payloads,
             signing_key=self.key,
         )
 
 
 def run_options(batch: int) -> Callable[[Function], Function]:
-    """Give a verb the options of every run; they reach it as one argument, `settings`."""
+    """Give a verb the options of every new run; they reach it as one argument, `settings`."""
+    seed = click.option("--seed", type=int, default=0, show_default=True, help="Equal seeds give equal answers.")
+
+    def decorate(function: Function) -> Function:
+        @wraps(function)
+        def verb(seed: int, settings: RunSettings, **others: Any) -> Any:
+            return function(settings=replace(settings, seed=seed), **others)
+
+        return seed(going_options(batch)(verb))
+
+    return decorate
+
+
+def going_options(batch: int) -> Callable[[Function], Function]:
+    """The same for a run that has its seed."""
     decorators = [
-        click.option("--seed", type=int, default=0, show_default=True, help="Equal seeds give equal answers."),
         click.option(
             "--batch",
             type=Count(),
@@ -86,14 +105,30 @@ def run_options(batch: int) -> Callable[[Function], Function]:
             show_default=True,
             help="Make hand-overs while the model decodes for others; auto: on a GPU. Answers are the same.",
         ),
-        click.option("--runs", type=FILE, default=Path("runs"), show_default=True, help="Folder where runs are kept."),
+        click.option(
+            "--keep-going/--fail-fast",
+            default=True,
+            show_default=True,
+            help="After a failure, run what does not depend on it, or start nothing more.",
+        ),
+        click.option("--until", metavar="NODE", help="Run this node and what it depends on, and nothing else."),
+        runs_option,
         json_option,
     ]
 
     def decorate(function: Function) -> Function:
         @wraps(function)
-        def verb(seed: int, batch: int, overlap: Overlap, runs: Path, as_json: bool, **others: Any) -> Any:
-            return function(settings=RunSettings(seed, batch, overlap, runs, as_json), **others)
+        def verb(
+            batch: int,
+            overlap: Overlap,
+            keep_going: bool,
+            until: str | None,
+            runs: Path,
+            as_json: bool,
+            **others: Any,
+        ) -> Any:
+            made = RunSettings(0, batch, overlap, runs, as_json, keep_going, until)
+            return function(settings=made, **others)
 
         wrapped: Function = verb
         for decorator in reversed(decorators):
@@ -103,6 +138,9 @@ def run_options(batch: int) -> Callable[[Function], Function]:
     return decorate
 
 
+runs_option = click.option(
+    "--runs", type=FILE, default=Path("runs"), show_default=True, help="Folder where runs are kept."
+)
 json_option = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON, and nothing else.")
 task_option = click.option("--task", "task_name", metavar="TASK", help="Score as this task, not as the workflow's own.")
 data_option = click.option("--data", type=FILE, metavar="FILE", help="The task's data file: JSON or JSONL, also .gz.")

@@ -10,9 +10,9 @@ from click.core import ParameterSource
 
 from agentflow.cli.common import check_runs_folder, signing_key
 from agentflow.cli.going import go
-from agentflow.cli.jobs import Source, asked_for, stored_job
+from agentflow.cli.jobs import Source, asked_for, require_node, stored_job
 from agentflow.cli.options import FILE, Count, RunSettings, channel_option, data_option, run_options, task_option
-from agentflow.errors import UserError, did_you_mean
+from agentflow.errors import UserError
 
 _THE_RUNS_OWN = {
     "channel": "--channel",
@@ -99,8 +99,7 @@ def resume_run(
     manifest = read_manifest(folder)
     job = stored_job(ref, manifest, folder)
     for node in forced:
-        if node not in job.workflow.nodes:
-            raise UserError(f"There is no node '{node}'.", where="--force", fix=did_you_mean(node, job.workflow.nodes))
+        require_node(job, node, "--force")
     keep = bool(manifest.get("keep_payloads"))
     settings = replace(settings, seed=int(manifest["seed"]), keep_payloads=keep, key=signing_key(key_file))
     return go(job, settings, resumed=folder, forced=forced)

@@ -9,17 +9,13 @@ import click
 from rich.table import Table
 
 from agentflow.cli.console import count, out, plain, print_json, seconds
-from agentflow.cli.options import FILE, Count, RunSettings, json_option
+from agentflow.cli.options import FILE, RunSettings, going_options, json_option, runs_option
 from agentflow.errors import UserError
 
 if TYPE_CHECKING:
     from agentflow.runtime.listing import NodeRows, StoredRun
-    from agentflow.runtime.options import Overlap
 
 _STYLES = {"done": "green", "failed": "red", "stopped": "yellow", "running": "cyan"}
-runs_option = click.option(
-    "--runs", type=FILE, default=Path("runs"), show_default=True, help="Folder where runs are kept."
-)
 
 
 @click.group("runs")
@@ -80,21 +76,10 @@ def show(run: str, item: str | None, runs: Path, as_json: bool) -> None:
 
 @command.command("resume", short_help="Go on with a run that was stopped or has failed.")
 @click.argument("run")
-@click.option("--batch", type=Count(), default=8, show_default=True, help="Units answered as one batch.")
-@click.option(
-    "--overlap",
-    type=click.Choice(["auto", "on", "off"]),
-    default="auto",
-    show_default=True,
-    help="Make hand-overs while the model decodes for others; auto: on a GPU.",
-)
 @click.option("--force", "forced", multiple=True, metavar="NODE", help="Run this node in any case. Repeatable.")
 @click.option("--key-file", type=FILE, metavar="FILE", help="Sign kept payloads with this key.")
-@runs_option
-@json_option
-def resume(
-    run: str, batch: int, overlap: Overlap, forced: tuple[str, ...], key_file: Path | None, runs: Path, as_json: bool
-) -> int:
+@going_options(batch=8)
+def resume(run: str, forced: tuple[str, ...], key_file: Path | None, settings: RunSettings) -> int:
     """Run what is missing of RUN, and what is asked otherwise now because the workflow was changed; nothing else.
 
     Workflow, items, channel and seed are those that the run was started with.
@@ -104,7 +89,7 @@ def resume(
     """
     from agentflow.cli.run import resume_run
 
-    return resume_run(run, RunSettings(0, batch, overlap, runs, as_json), key_file, forced=forced)
+    return resume_run(run, settings, key_file, forced=forced)
 
 
 @command.command("export", short_help="A run as one JSON document.")

@@ -79,7 +79,7 @@ def measure(
 def _item(task: Task, item: Item, result: ItemResult, receivers: set[str], answer: str) -> ItemFigures:
     every = [r for rs in result.nodes.values() for r in rs]
     received: list[NodeResult] = [r for node, rs in result.nodes.items() if node in receivers for r in rs]
-    answers = tuple(result.answers(answer))
+    answers = result.scored(answer, len(item.answers))
     error = "; ".join(f"{unit}: {what}" for unit, what in result.errors.items())
     return ItemFigures(
         item=item.id,

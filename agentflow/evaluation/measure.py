@@ -31,7 +31,7 @@ def row_of(
     receivers = {receiver for _, receiver in compared} | {node}
     received = [(name, r) for name, rs in result.nodes.items() if name in receivers for r in rs]
     messages = [m for name, r in received for m in r.messages if (m.sender, name) in compared]
-    answers = tuple(result.answers(node))
+    answers = result.scored(node, len(item.answers))
     return Row(
         item=item.id,
         arm=arm.name,

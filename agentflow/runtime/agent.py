@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from agentflow.channels.base import Channel, Context, Message, Task
 from agentflow.kv.payload import Payload, Turn
@@ -13,6 +13,7 @@ from agentflow.models.engine import Engine
 from agentflow.models.requests import Generation, Request, Sampling
 from agentflow.models.tally import tallied
 from agentflow.runtime.foundation import Foundation, gather, lay
+from agentflow.runtime.records import Key
 from agentflow.runtime.results import MessageResult, NodeResult
 from agentflow.workflow.fields import Generation as GenerationSettings
 
@@ -36,7 +37,7 @@ class Turnplan:
         foundation: what the agent's own tokens stand on.
         request: to the engine.
         prepared_seconds: hand-over and preparation, before the engine is asked.
-        key: of everything the answer depends on, where that is asked for (see `runtime.questions`).
+        key: of everything the answer depends on, where it was asked for (see `runtime.questions`).
     """
 
     turns: tuple[Turn, ...]
@@ -44,7 +45,7 @@ class Turnplan:
     request: Request
     deliveries: tuple[Delivery, ...]
     prepared_seconds: float
-    key: str = ""
+    key: Key = field(default_factory=dict)
 
 
 def deliver(channel: Channel, message: Message, task: Task, payload: Payload | None = None) -> tuple[Payload, Delivery]:

@@ -21,6 +21,7 @@ Kind = Literal[
     "warning",
     "node_finished",
     "node_reused",
+    "node_retried",
     "node_failed",
     "node_skipped",
     "item_finished",

@@ -99,7 +99,7 @@ def node_rows(folder: Path, item: str | None = None) -> dict[str, NodeRows]:
         row = rows.setdefault(node, NodeRows())
         row.states[_ENDED.get(event["kind"], "unfinished")] += 1
         data = event["data"]
-        row.because = row.because or str(data.get("error") or "")
+        row.because = row.because or str(data.get("error") or data.get("because") or "")
         for name in _FIGURES:
             setattr(row, name, getattr(row, name) + data.get(name, 0))
     return rows

@@ -19,6 +19,8 @@ class RunOptions:
             every receiver must pay for what it is sent.
         overlap: deliver what is sent to a model's next units while it decodes for others (see `runtime.ahead`).
             auto: on CUDA. Answers are the same.
+        keep_going: after a failure, run everything that does not depend on it; else start nothing more.
+        until: run this node and what it depends on, and nothing else.
         keep_payloads: write every payload into the run's folder.
         signing_key: signs them.
     """
@@ -27,5 +29,7 @@ class RunOptions:
     max_batch: int = 8
     reuse: bool = True
     overlap: Overlap = "auto"
+    keep_going: bool = True
+    until: str | None = None
     keep_payloads: bool = False
     signing_key: bytes | None = None

@@ -8,7 +8,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass
 from typing import Any
 
-from agentflow.errors import UserError
+from agentflow.errors import UserError, did_you_mean
 from agentflow.models.pool import EnginePool
 from agentflow.models.spec import ModelSpec
 from agentflow.runtime.ahead import Ahead
@@ -17,17 +17,20 @@ from agentflow.runtime.events import Bus, Listener
 from agentflow.runtime.executors.local import LocalExecutor
 from agentflow.runtime.memo import Memo
 from agentflow.runtime.options import RunOptions
-from agentflow.runtime.records import Record
 from agentflow.runtime.results import ItemResult
 from agentflow.runtime.runs import RunStore
 from agentflow.runtime.scheduler import Scheduler, Unit
+from agentflow.runtime.settling import Settling
 from agentflow.runtime.state import ItemState
 from agentflow.runtime.turns import Outcome, Probe, Turns
-from agentflow.workflow.graph import build_graph, topological_order
+from agentflow.workflow.graph import ancestors, build_graph, topological_order
+from agentflow.workflow.schema import Workflow
 from agentflow.workflow.templates import evaluate, render_value
 
 WINDOW = 0.005
 """Seconds that a batch waits for company while another model is at work."""
+POLL = 0.2
+"""Seconds after which the main thread looks up from waiting, so that Ctrl-C is heard."""
 
 
 class Orchestrator:
@@ -57,8 +60,7 @@ class Orchestrator:
         self._cancelled = threading.Event()
         self._turns = Turns(binding, engines, self.options, self._bus, store, self._cancelled.is_set, memo, probe)
         workflow = binding.workflow
-        self._unstored: set[Unit] = set()
-        self._order = topological_order(build_graph(workflow))
+        self._order = _order(workflow, self.options.until)
         # A node waits for its senders, and for whatever its templates may look at: all its ancestors.
         self._parents = {node: sorted({e.sender for _, e, _ in binding.incoming(node)}) for node in self._order}
 
@@ -77,6 +79,7 @@ class Orchestrator:
         scheduler = Scheduler(self._order, self._parents, list(states))
         executor = LocalExecutor()
         self._ahead = Ahead(self._turns.prepare, executor, self.options.overlap, self.options.max_batch)
+        self._settling = Settling(self.binding, self._turns, self._bus, self.store, scheduler, states, self._ahead)
         self._bus.emit("run_started", items=len(states), nodes=len(self._order), workflow=self.binding.workflow.name)
         try:
             self._loop(scheduler, executor, states)
@@ -98,7 +101,10 @@ class Orchestrator:
     def _loop(self, scheduler: Scheduler, executor: LocalExecutor, states: dict[str, ItemState]) -> None:
         busy: _Busy = {}
         while not scheduler.finished:
-            self._gather(scheduler, states, busy)
+            due = self._settling.wake()
+            if self._settling.failed and not self.options.keep_going:
+                break
+            self._gather(scheduler, busy)
             batches, waiting = self._batches(scheduler, states, set(busy.values()))
             for spec, units in batches.items():
                 work = _Work(
@@ -106,9 +112,14 @@ class Orchestrator:
                 )
                 busy[executor.submit(spec, work)] = spec
             if not busy:
+                if due is not None and scheduler.peek() is None:
+                    self._cancelled.wait(min(due, POLL))
                 continue
             self._prepare(waiting, states, set(busy.values()))
-            self._collect(scheduler, states, busy, 0.2)  # a short wait keeps the main thread open to Ctrl-C
+            self._collect(busy, POLL)  # a short wait keeps the main thread open to Ctrl-C
+
+        while busy:
+            self._collect(busy, POLL)
 
     def _prepare(self, waiting: list[Unit], states: dict[str, ItemState], busy: set[ModelSpec]) -> None:
         """Let models that are at work have their next units prepared; one that receives nothing has little to gain."""
@@ -119,21 +130,21 @@ class Orchestrator:
                 mine = ((u, states[u.item]) for u in receiving if self.binding.model_of(u.node) == spec)
                 self._ahead.fill(spec, engine, mine)
 
-    def _gather(self, scheduler: Scheduler, states: dict[str, ItemState], busy: _Busy) -> None:
+    def _gather(self, scheduler: Scheduler, busy: _Busy) -> None:
         """Give work that is about to end a moment to add to the next batch of another model."""
         unit = scheduler.peek()
         waits = bool(busy) and unit is not None and self.options.max_batch > 1
         if waits and unit is not None and self.binding.model_of(unit.node) not in busy.values():
-            self._collect(scheduler, states, busy, WINDOW)
+            self._collect(busy, WINDOW)
 
-    def _collect(self, scheduler: Scheduler, states: dict[str, ItemState], busy: _Busy, timeout: float) -> None:
+    def _collect(self, busy: _Busy, timeout: float) -> None:
         """Settle what has ended, waiting at most `timeout` seconds for something to."""
         running: list[Future[Any]] = [*busy, *self._ahead.pending()]
         done, _ = wait(running, timeout=timeout, return_when=FIRST_COMPLETED)
         for future in [future for future in busy if future in done]:
             del busy[future]
             for outcome in future.result():
-                self._settle(scheduler, states[outcome.unit.item], outcome)
+                self._settling.settle(outcome)
 
     def _batches(
         self, scheduler: Scheduler, states: dict[str, ItemState], busy: set[ModelSpec]
@@ -144,10 +155,10 @@ class Orchestrator:
         while scheduler.peek() is not None:
             unit = scheduler.take()
             state = states[unit.item]
+            if not self._settling.admit(unit):
+                continue
             if self.binding.workflow.nodes[unit.node].map is not None and unit.child is None:
                 self._expand(scheduler, state, unit)
-                continue
-            if self._reused(scheduler, state, unit):
                 continue
             spec = self.binding.model_of(unit.node)
             if spec in busy or len(batches.get(spec, ())) >= self.options.max_batch:
@@ -164,86 +175,45 @@ class Orchestrator:
         spec = self.binding.workflow.nodes[unit.node].map
         assert spec is not None
         try:
-            found = spec.over if isinstance(spec.over, list) else self._elements(unit.node, spec.over, state)
+            found = spec.over
+            if isinstance(found, str):
+                context = self._turns.questions.context(unit.node, found, state, is_expression=True)
+                found = evaluate(found, context)
             if not isinstance(found, list | tuple):
                 raise UserError(f"'{unit.node}' maps over {spec.over!r}, which is no list.")
         except UserError as error:
-            self._settle(scheduler, state, Outcome(unit, error=str(error)))
+            self._settling.settle(Outcome(unit, error=str(error), kind="template"))
             return
         state.elements[unit.node] = list(found)
         state.results.setdefault(unit.node, {})
         scheduler.expand(unit, len(state.elements[unit.node]))
         if not found:
-            self._node_done(state, unit.node)
-
-    def _elements(self, node: str, over: str, state: ItemState) -> Any:
-        return evaluate(over, self._turns.questions.context(node, over, state, is_expression=True))
-
-    def _reused(self, scheduler: Scheduler, state: ItemState, unit: Unit) -> bool:
-        """Settle a unit that an earlier process finished, if its question is still the same."""
-        if self.store is None or not self.store.resumed or unit in self._unstored:
-            return False
-        record = self._turns.stored(unit, state)
-        if record is None:
-            self._unstored.add(unit)  # it may come by again before it runs
-            return False
-        state.take(record)
-        self._remember(state, record)
-        self._bus.emit("node_reused", item=unit.item, node=unit.node, child=unit.child, **record.result.to_json())
-        if scheduler.finish(unit):
-            self._node_done(state, unit.node)
-        return True
-
-    def _remember(self, state: ItemState, record: Record) -> None:
-        """Keep what a message can be made again from; in a run that was not resumed none is wanted twice."""
-        if self.store is not None and self.store.resumed:
-            state.answers.setdefault(record.unit.node, {})[record.unit.child or 0] = record.answer
-
-    def _settle(self, scheduler: Scheduler, state: ItemState, outcome: Outcome) -> None:
-        unit = outcome.unit
-        record = outcome.record
-        if record is None:
-            state.errors[str(unit)] = outcome.error
-            self._bus.emit("node_failed", item=unit.item, node=unit.node, child=unit.child, error=outcome.error)
-            for skipped in scheduler.fail(unit):
-                state.errors[str(skipped)] = f"skipped: '{unit.node}' failed"
-                self._bus.emit("node_skipped", item=skipped.item, node=skipped.node, because=unit.node)
-                self._node_done(state, skipped.node)
-            self._node_done(state, unit.node)
-            return
-        state.take(record)
-        if self.store:
-            self.store.save(record)
-            self._remember(state, record)
-        self._bus.emit("node_finished", item=unit.item, node=unit.node, child=unit.child, **record.result.to_json())
-        if scheduler.finish(unit):
-            self._node_done(state, unit.node)
-
-    def _node_done(self, state: ItemState, node: str) -> None:
-        """Forget messages that nobody waits for any more; tell when the item is through."""
-        state.open_nodes.discard(node)
-        self._ahead.forget(state.id, node)
-        for sender in list(state.messages):
-            edges = self.binding.outgoing(sender)
-            if not any(edge.receiver in state.open_nodes for _, edge, _ in edges):
-                del state.messages[sender]
-                gone = {number for number, _, _ in edges}
-                for key in list(state.payloads):  # other threads may put payloads of other edges there meanwhile
-                    if key[0] in gone:
-                        state.payloads.pop(key, None)
-        if not state.open_nodes:
-            self._bus.emit("item_finished", item=state.id, failed=bool(state.errors))
+            self._settling.node_done(state, unit.node)
 
     def _item_result(self, state: ItemState) -> ItemResult:
         nodes = {node: state.in_order(node) for node in self._order if node in state.results}
         outputs: dict[str, Any] = {}
-        if not state.errors and not state.open_nodes:
+        for node in state.open_nodes:
+            state.errors.setdefault(f"{state.id}/{node}", "not run: the run was stopped before")
+        if not state.errors and self.options.until is None:
             context = state.template_context()
             try:
                 outputs = {name: render_value(t, context) for name, t in self.binding.workflow.outputs.items()}
             except UserError as error:
                 state.errors["outputs"] = str(error)
-        return ItemResult(state.id, nodes, outputs, dict(state.errors))
+        return ItemResult(state.id, nodes, outputs, dict(state.errors), dict(state.skipped))
+
+
+def _order(workflow: Workflow, until: str | None) -> list[str]:
+    """The nodes to run, in topological order: all, or one and those it depends on."""
+    graph = build_graph(workflow)
+    order = topological_order(graph)
+    if until is None:
+        return order
+    if until not in workflow.nodes:
+        raise UserError(f"There is no node '{until}' to run until.", fix=did_you_mean(until, workflow.nodes))
+    wanted = {until, *ancestors(graph, until)}
+    return [node for node in order if node in wanted]
 
 
 _Busy = dict[Future[list[Outcome]], ModelSpec]

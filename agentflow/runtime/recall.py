@@ -11,6 +11,8 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from agentflow.channels.base import Message
+from agentflow.kv.payload import Turn
+from agentflow.models.chat import render
 from agentflow.models.engine import Engine
 from agentflow.models.requests import Generation
 from agentflow.runtime.agent import Turnplan, close_turn
@@ -19,21 +21,25 @@ from agentflow.runtime.records import Answer
 from agentflow.runtime.scheduler import Unit
 from agentflow.runtime.state import ItemState
 
+EngineOf = Callable[[str], Engine]
 Plan = Callable[[Unit, ItemState], tuple[Engine, Turnplan]]
 
 
-def recall(binding: Binding, plan: Plan, state: ItemState, sender: str) -> dict[int, Message]:
+def recall(binding: Binding, plan: Plan, engine_of: EngineOf, state: ItemState, sender: str) -> dict[int, Message]:
     """The messages of a finished node by child, those that are missing made again.
 
     Args:
         plan: plans a unit's turn once more; asks for the messages of its own senders, which are there by then.
+        engine_of: the engine of a node.
     """
     with state.recalling:
         found: dict[int, Message] = {}
         for node in _missing(binding, state, sender):
             found = dict(state.messages.get(node, {}))
             for child, answer in sorted(state.answers.get(node, {}).items()):
-                if child not in found:
+                if child not in found and answer.finish == "fallback":
+                    found[child] = _stand_in(node, answer.text, engine_of(node))
+                elif child not in found:
                     is_child = binding.workflow.nodes[node].map is not None
                     found[child] = _message(plan, state, Unit(state.id, node, child if is_child else None), answer)
             state.messages[node] = found
@@ -63,6 +69,7 @@ def _missing(binding: Binding, state: ItemState, sender: str) -> list[str]:
 
 
 def _message(plan: Plan, state: ItemState, unit: Unit, answer: Answer) -> Message:
+    assert answer.finish != "fallback"
     engine, turn = plan(unit, state)
     cache = None
     if turn.request.keep_cache:
@@ -71,3 +78,10 @@ def _message(plan: Plan, state: ItemState, unit: Unit, answer: Answer) -> Messag
         cache = engine.generate([asked])[0].cache
     said = Generation(answer.token_ids, answer.text, answer.finish, 0, 0, 0.0, 0.0, cache)
     return close_turn(unit.node, engine, turn, said)[1]
+
+
+def _stand_in(node: str, text: str, engine: Engine) -> Message:
+    """The message of a node that failed and has a fallback: its conversation may be what failed, so it is left out."""
+    turns = (Turn("user", f"Message from {node}:\n{text}"),)
+    token_ids = tuple(render(engine.tokenizer, turns, reply=False))
+    return Message(node, turns, text, token_ids, engine.prefill(token_ids), engine)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Literal
 
 from blake3 import blake3
 
@@ -14,6 +16,9 @@ from agentflow.runtime.scheduler import Unit
 FORM = 1
 """Of stored results and of the keys they are found by; results of another form are not used."""
 
+Key = Mapping[str, str]
+"""A unit's content key: a digest of each thing that its answer depends on, by name. Empty where there is none."""
+
 
 @dataclass(frozen=True)
 class Answer:
@@ -21,7 +26,7 @@ class Answer:
 
     text: str
     token_ids: tuple[int, ...]
-    finish: Finish
+    finish: Finish | Literal["fallback"]
 
     @classmethod
     def of(cls, generation: Generation) -> Answer:
@@ -42,12 +47,12 @@ class Record:
     """A unit that is finished.
 
     Attributes:
-        key: of everything that the answer depends on (see `runtime.keys`).
+        key: of everything that the answer depends on (see `runtime.questions`).
         model: the weights that gave it.
     """
 
     unit: Unit
-    key: str
+    key: Key
     model: str
     result: NodeResult
     answer: Answer
@@ -55,14 +60,16 @@ class Record:
     @property
     def digest(self) -> str:
         """Of question and answer: what the units that depend on this one have seen of it."""
-        said = "\0".join([self.key, self.answer.text, *map(str, self.answer.token_ids)])
+        said = "\0".join(
+            [json.dumps(dict(self.key), sort_keys=True), self.answer.text, *map(str, self.answer.token_ids)]
+        )
         return blake3(said.encode("utf-8", "surrogatepass")).hexdigest()
 
     def to_json(self) -> dict[str, Any]:
         """A plain mapping."""
         return {
             "form": FORM,
-            "key": self.key,
+            "key": dict(self.key),
             "model": self.model,
             **asdict(self.unit),
             "answer": asdict(self.answer),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 
@@ -52,6 +52,11 @@ class NodeResult:
     seconds: float
     messages: tuple[MessageResult, ...] = ()
 
+    @classmethod
+    def unspoken(cls, text: str, finish: str) -> NodeResult:
+        """What stands for the answer of a unit that gave none."""
+        return cls(text, finish, 0, 0, 0, 0.0, 0.0)
+
     @property
     def all_prefilled(self) -> int:
         """With what the channels of its messages computed on the way."""
@@ -81,14 +86,21 @@ class ItemResult:
     Attributes:
         nodes: results by node; a mapped node has one for each child.
         outputs: the workflow's outputs, rendered; empty when something failed.
-        errors: what failed or was skipped, by unit.
+        errors: what failed, or was skipped because of that, by unit.
+        skipped: what was left out because the workflow says so, with the reason, by unit.
     """
 
     item: str
     nodes: dict[str, tuple[NodeResult, ...]]
     outputs: dict[str, Any]
     errors: dict[str, str]
+    skipped: dict[str, str] = field(default_factory=dict)
 
     def answers(self, node: str) -> list[str]:
         """The texts of a node, one for each child of a map."""
         return [r.text for r in self.nodes.get(node, ())]
+
+    def scored(self, node: str, questions: int) -> tuple[str, ...]:
+        """The texts of the node that answers; an empty one for each question where the node was left out."""
+        found = tuple(self.answers(node))
+        return found if found or not self.skipped else ("",) * questions

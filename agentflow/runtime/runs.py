@@ -95,7 +95,7 @@ class RunStore:
 
     def save(self, record: Record) -> Path:
         """Store what a finished unit leaves behind, atomically."""
-        path = self._path(record.unit)
+        path = result_path(self.folder, record.unit)
         write_json(path, record.to_json())
         return path
 
@@ -103,13 +103,13 @@ class RunStore:
         """What an earlier process stored of a unit; None where that is nothing, damaged, or not wanted any more."""
         if not self.resumed or unit.node in self._forced:
             return None
-        return read_record(self._path(unit))
+        return read_record(result_path(self.folder, unit))
 
     def save_outcome(self, results: Collection[ItemResult], *, cancelled: bool) -> None:
         """Store outputs and errors of every item, once the run has ended."""
         failed = any(r.errors for r in results)
         state = "stopped" if cancelled else "failed" if failed else "done"
-        items = {r.item: {"outputs": r.outputs, "errors": r.errors} for r in results}
+        items = {r.item: {"outputs": r.outputs, "errors": r.errors, "skipped": r.skipped} for r in results}
         write_json(self.folder / "outcome.json", {"state": state, "items": items})
 
     def payload_path(self, name: str) -> Path:
@@ -121,9 +121,11 @@ class RunStore:
         self._events.close()
         self._lock.release()
 
-    def _path(self, unit: Unit) -> Path:
-        child = "" if unit.child is None else f".{unit.child}"
-        return self.folder / "results" / safe_name(unit.item) / f"{unit.node}{child}.json"
+
+def result_path(folder: Path, unit: Unit) -> Path:
+    """Where a run keeps a unit's result."""
+    child = "" if unit.child is None else f".{unit.child}"
+    return folder / "results" / safe_name(unit.item) / f"{unit.node}{child}.json"
 
 
 def locked(folder: Path) -> FileLock:

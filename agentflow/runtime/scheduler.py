@@ -44,6 +44,7 @@ class Scheduler:
         self._waiting = {(item, node): len(parents[node]) for item in items for node in order}
         self._open_children: dict[tuple[str, str], int] = {}
         self._closed: set[tuple[str, str]] = set()
+        self._heard: set[tuple[str, str]] = set()  # nodes that something was left for by a node they wait for
         self._heap: list[tuple[int, int, int, Unit]] = []
         self._running = 0
         for (item, node), count in self._waiting.items():
@@ -70,9 +71,10 @@ class Scheduler:
         return heapq.heappop(self._heap)[3]
 
     def put_back(self, unit: Unit) -> None:
-        """Return a unit that was taken but not started."""
+        """Return a unit that was taken but not started, or is to be tried again; nothing, if its node has failed."""
         self._running -= 1
-        self._push(unit)
+        if (unit.item, unit.node) not in self._closed:
+            self._push(unit)
 
     def expand(self, unit: Unit, count: int) -> None:
         """Replace a mapped node by its children; with none, the node is done at once."""
@@ -115,9 +117,29 @@ class Scheduler:
                 stack.extend(self._children_of[node])
         return sorted(skipped, key=lambda u: self._place[u.node])
 
+    def skip(self, unit: Unit) -> list[Unit]:
+        """Report that a node is left out: what waits for nothing else is left out too; returns those, in order."""
+        self._running -= 1
+        self._closed.add((unit.item, unit.node))
+        skipped, stack = [], [unit.node]
+        while stack:
+            for child in self._children_of[stack.pop()]:
+                key = (unit.item, child)
+                self._waiting[key] -= 1
+                if self._waiting[key] or key in self._closed:
+                    continue
+                if key in self._heard:
+                    self._push(Unit(unit.item, child))
+                else:
+                    self._closed.add(key)
+                    skipped.append(Unit(unit.item, child))
+                    stack.append(child)
+        return sorted(skipped, key=lambda u: self._place[u.node])
+
     def _close(self, item: str, node: str) -> None:
         self._closed.add((item, node))
         for child in self._children_of[node]:
+            self._heard.add((item, child))
             self._waiting[item, child] -= 1
             if self._waiting[item, child] == 0 and (item, child) not in self._closed:
                 self._push(Unit(item, child))

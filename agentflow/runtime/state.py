@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -25,6 +26,8 @@ class ItemState:
         payloads: by edge number and child, made once for channels that don't look at the task.
         elements: of mapped nodes, the list they run over.
         errors: by unit, in words.
+        skipped: units that were left out because the workflow says so, and why.
+        failures: how often a unit has failed so far.
         answers: in a resumed run, what messages can be made from again (see `runtime.recall`).
         recalling: held while that is done: several threads may ask for the same message.
     """
@@ -36,6 +39,8 @@ class ItemState:
     payloads: dict[tuple[int, int], Payload] = field(default_factory=dict)
     elements: dict[str, list[Any]] = field(default_factory=dict)
     errors: dict[str, str] = field(default_factory=dict)
+    skipped: dict[str, str] = field(default_factory=dict)
+    failures: Counter[tuple[str, int | None]] = field(default_factory=Counter)
     open_nodes: set[str] = field(default_factory=set)
     answers: dict[str, dict[int, Answer]] = field(default_factory=dict)
     recalling: threading.Lock = field(default_factory=threading.Lock)

@@ -19,14 +19,17 @@ from agentflow.models.requests import Generation
 from agentflow.runtime.agent import Delivery, Turnplan, close_turn, deliver, plan_turn
 from agentflow.runtime.binding import Binding
 from agentflow.runtime.events import Bus
+from agentflow.runtime.failures import kind_of
 from agentflow.runtime.memo import Memo
 from agentflow.runtime.options import RunOptions
 from agentflow.runtime.questions import Questions, mark_of
 from agentflow.runtime.recall import complete, recall
 from agentflow.runtime.records import Answer, Record
+from agentflow.runtime.results import NodeResult
 from agentflow.runtime.runs import RunStore
 from agentflow.runtime.scheduler import Unit
 from agentflow.runtime.state import ItemState
+from agentflow.workflow.parts import ErrorKind
 
 Probe = Callable[[Unit, Engine, Turnplan, Generation], None]
 
@@ -40,6 +43,8 @@ class Outcome:
     unit: Unit
     record: Record | None = None
     error: str = ""
+    kind: ErrorKind | None = None
+    """Of the error; None where the unit was called off."""
 
 
 Prepared = Turnplan | Outcome
@@ -71,10 +76,10 @@ class Turns:
         try:
             return self._plan(engine, unit, state)
         except UserError as error:
-            return Outcome(unit, error=str(error))
+            return Outcome(unit, error=str(error), kind=kind_of(error))
         except Exception as error:
             log.exception("unit %s failed", unit)
-            return Outcome(unit, error=f"{type(error).__name__}: {error}")
+            return _broken(unit, error)
 
     def answer(
         self, engine: Engine, units: Sequence[tuple[Unit, ItemState]], prepared: Callable[[], list[Prepared]]
@@ -93,13 +98,14 @@ class Turns:
             answers = self._answers(engine, [plan for _, _, plan in plans])
         except Exception as error:
             log.exception("a batch of %d units failed", len(plans))
-            return [
-                *outcomes,
-                *(Outcome(unit, error=f"{type(error).__name__}: {error}") for unit, _, _ in plans),
-            ]
+            return [*outcomes, *(_broken(unit, error) for unit, _, _ in plans)]
         for (unit, state, plan), answer in zip(plans, answers, strict=True):
             if answer.finish == "cancelled":
                 outcomes.append(Outcome(unit, error="cancelled"))
+                continue
+            if answer.finish == "deadline" and self.binding.workflow.nodes[unit.node].minds_time:
+                late = f"no whole answer within {plan.request.deadline:g} s"
+                outcomes.append(Outcome(unit, error=late, kind="timeout"))
                 continue
             result, message = close_turn(unit.node, engine, plan, answer)
             if self.probe is not None:
@@ -114,12 +120,25 @@ class Turns:
         record = self.store.find(unit) if self.store is not None else None
         if record is None:
             return None
+        mark = mark_of(self._engine(unit.node))
+        return record if self.questions.answered_by(record, unit, state, mark) else None
+
+    def fallback(self, unit: Unit, state: ItemState) -> Record:
+        """What a node's fallback leaves behind in place of an answer; not to be stored where it has no key.
+
+        Raises:
+            TemplateError: it can't be rendered.
+        """
+        text = self.questions.fallback(unit, state)
+        mark = mark_of(self._engine(unit.node))
         try:
-            question = self.questions.of(unit, state)
+            key = self.questions.key(unit, state, self.questions.of(unit, state), mark)
         except UserError:
-            return None  # told when the unit runs
-        mark = mark_of(self.engines.get(self.binding.model_of(unit.node)))
-        return record if record.key == self.questions.key(unit, state, question, mark) else None
+            key = {}  # the question is what failed
+        return Record(unit, key, mark, NodeResult.unspoken(text, "fallback"), Answer(text, (), "fallback"))
+
+    def _engine(self, node: str) -> Engine:
+        return self.engines.get(self.binding.model_of(node))
 
     @cached_property
     def questions(self) -> Questions:
@@ -154,7 +173,7 @@ class Turns:
             prompt=question.prompt,
             deliveries=deliveries,
             settings=question.settings,
-            seed=question.seed,
+            seed=self.questions.seed(unit, state.failures[unit.node, unit.child]),
             keep_cache=self._keeps_cache(unit.node),
             reuse=self.options.reuse,
             cancelled=self.cancelled,
@@ -163,7 +182,7 @@ class Turns:
         return replace(plan, key=self.questions.key(unit, state, question, mark_of(engine)))
 
     def _plan_again(self, unit: Unit, state: ItemState) -> tuple[Engine, Turnplan]:
-        engine = self.engines.get(self.binding.model_of(unit.node))
+        engine = self._engine(unit.node)
         return engine, self._plan(engine, unit, state, again=True)
 
     def _keeps_cache(self, node: str) -> bool:
@@ -176,7 +195,7 @@ class Turns:
         """What a finished sender's children (or the one sender) have to say, by child."""
         if complete(state, sender):
             return state.messages.get(sender, {})
-        return recall(self.binding, self._plan_again, state, sender)
+        return recall(self.binding, self._plan_again, self._engine, state, sender)
 
     def _receive(
         self, unit: Unit, state: ItemState, sender: str, number: int, channel: Channel, task: Task, again: bool
@@ -222,3 +241,7 @@ class Turns:
 
     def _speaker(self, unit: Unit) -> Callable[[str], None]:
         return lambda text: self.bus.emit("node_token", item=unit.item, node=unit.node, child=unit.child, text=text)
+
+
+def _broken(unit: Unit, error: Exception) -> Outcome:
+    return Outcome(unit, error=f"{type(error).__name__}: {error}", kind=kind_of(error))

@@ -11,10 +11,13 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
+from agentflow.errors import did_you_mean
 from agentflow.workflow.fields import Generation, ModelRef, Name, NonEmpty, StrictModel, mistake, text_keys
 from agentflow.workflow.problems import described, quoted
 
 InputType = Literal["string", "integer", "number", "boolean", "list", "mapping"]
+ErrorKind = Literal["timeout", "model", "channel", "template", "memory", "other"]
+ERROR_KINDS: tuple[ErrorKind, ...] = get_args(ErrorKind)
 INPUT_TYPES: tuple[str, ...] = get_args(InputType)
 
 # Names a template already knows, or that its language has taken.
@@ -36,6 +39,13 @@ def _item_name(value: str) -> str:
     if value in RESERVED:
         raise mistake(f"{quoted(value)} already means something in templates", "Choose another name.")
     return value
+
+
+def _error_kinds(value: Any) -> Any:
+    kinds = [value] if isinstance(value, str) else value
+    if not isinstance(kinds, list | tuple) or not kinds:
+        raise mistake(f"expected a kind of error or a list of them, got {described(value)}", "Write `on: [timeout]`.")
+    return tuple(kinds)
 
 
 class Agent(Generation):
@@ -74,13 +84,65 @@ class MapSpec(StrictModel):
     item: Annotated[Name, AfterValidator(_item_name)] = Field(default="item", alias="as")
 
 
+class RetrySpec(StrictModel):
+    """Try a node again when it fails: `retry: 2`, or a mapping.
+
+    Each try has a seed of its own, so what is sampled differs; what is chosen greedily does not.
+    """
+
+    count: int = Field(ge=1, le=100)
+    wait: float = Field(default=0.0, ge=0, le=3600)
+    growth: float = Field(default=2.0, ge=1, le=10)
+    on: Annotated[tuple[ErrorKind, ...], BeforeValidator(_error_kinds)] = ERROR_KINDS
+
+    @model_validator(mode="before")
+    @classmethod
+    def _short_form(cls, data: Any) -> Any:
+        return {"count": data} if isinstance(data, int) and not isinstance(data, bool) else data
+
+    def seconds(self, kind: ErrorKind, failed: int) -> float | None:
+        """How long to wait before the next try after `failed` ones; None when there is none."""
+        if kind not in self.on or failed > self.count:
+            return None
+        return float(self.wait * self.growth ** (failed - 1))
+
+
+class OnError(StrictModel):
+    """What becomes of a node that has failed: `fail`, `skip`, or `{fallback: text}`."""
+
+    action: Literal["fail", "skip", "fallback"] = "fail"
+    fallback: str = ""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _short_form(cls, data: Any) -> Any:
+        if data in ("fail", "skip"):
+            return {"action": data}
+        if isinstance(data, dict) and data:
+            text_keys(data)
+            if "action" in data:
+                raise mistake("unknown key 'action'", "Write `on_error: skip` or `on_error: {fallback: ...}`.")
+            return {"action": "fallback", **data}
+        close = did_you_mean(data, ("fail", "skip")) if isinstance(data, str) else ""
+        fix = close if close.startswith("Did") else "Write `on_error: skip` or `on_error: {fallback: ...}`."
+        raise mistake(f"expected fail, skip or a mapping with fallback, got {described(data)}", fix)
+
+
 class Node(Generation):
     """One step: an agent and the template of what it is asked."""
 
     agent: str
     prompt: str
     map: MapSpec | None = None
+    when: NonEmpty | None = None
+    retry: RetrySpec | None = None
+    on_error: OnError = OnError.model_validate("fail")
     description: str = ""
+
+    @property
+    def minds_time(self) -> bool:
+        """Whether an answer that `timeout` has cut counts as an error, because the node says what to do then."""
+        return self.retry is not None or self.on_error.action != "fail"
 
 
 class ChannelSpec(StrictModel):

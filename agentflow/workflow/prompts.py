@@ -26,7 +26,7 @@ Advise = Callable[[str, Iterable[str]], str]
 
 
 class PromptChecks:
-    """Collects what is wrong with the prompts, `over` expressions and outputs of one workflow."""
+    """Collects what is wrong with the prompts, expressions and outputs of one workflow."""
 
     def __init__(self, workflow: Workflow, origins: Origins, advise: Advise) -> None:
         self._workflow, self._origins, self._advise = workflow, origins, advise
@@ -46,8 +46,11 @@ class PromptChecks:
     def _prompt(self, name: str, node: Node) -> Iterator[Problem]:
         local = {node.map.item, "index"} if node.map else set()
         yield from self._text(("nodes", name, "prompt"), node.prompt, name, local)
+        yield from self._text(("nodes", name, "on_error", "fallback"), node.on_error.fallback, name, local)
         if node.map and isinstance(node.map.over, str):
             yield from self._text(("nodes", name, "map", "over"), node.map.over, name, is_expression=True)
+        if node.when is not None:
+            yield from self._text(("nodes", name, "when"), node.when, name, is_expression=True)
 
     def _text(
         self,

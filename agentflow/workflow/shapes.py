@@ -12,7 +12,7 @@ from agentflow.errors import did_you_mean
 from agentflow.workflow.fields import NAME_RULE, OWN_ERROR
 from agentflow.workflow.location import KeyPath
 from agentflow.workflow.origins import Origins
-from agentflow.workflow.parts import Agent, Defaults, Edge, InputSpec, MapSpec, Node
+from agentflow.workflow.parts import Agent, Defaults, Edge, InputSpec, MapSpec, Node, OnError, RetrySpec
 from agentflow.workflow.problems import Problem, described, quoted
 from agentflow.workflow.schema import Workflow
 
@@ -24,6 +24,8 @@ _MODELS: dict[KeyPath, type[BaseModel]] = {
     ("agents", _ANY): Agent,
     ("nodes", _ANY): Node,
     ("nodes", _ANY, "map"): MapSpec,
+    ("nodes", _ANY, "retry"): RetrySpec,
+    ("nodes", _ANY, "on_error"): OnError,
     ("edges", _ANY): Edge,
 }
 
@@ -50,6 +52,7 @@ _HINTS: dict[KeyPath, str] = {
     ("agents", _ANY): "Write `{use: agents/reader.yaml}` or `{model: ..., system: ...}`.",
     ("nodes", _ANY): "Write `{agent: ..., prompt: ...}`.",
     ("edges", _ANY): "Write `{from: a, to: b}`.",
+    ("nodes", _ANY, "retry"): "Write `retry: 2` or `retry: {count: 2, wait: 1}`.",
 }
 
 
@@ -80,6 +83,8 @@ def allowed_keys(path: KeyPath) -> list[str]:
     if model is None:
         return []
     keys = [info.alias or name for name, info in model.model_fields.items()]
+    if model is OnError:
+        return ["fallback"]  # what the short forms stand for is not written
     return [*keys, "use"] if model is Agent else keys
 
 

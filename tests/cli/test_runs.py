@@ -71,6 +71,33 @@ def test_force_runs_a_node_again(cli, run):
     assert "Did you mean 'read'?" in ended.err
 
 
+def test_until_leaves_the_rest_to_a_resumed_run(cli, place):
+    ended = cli("run", "facts.yaml", "-n", "2", "--until", "read", "--json")
+    assert ended.code == 0, ended.err
+    assert set(ended.json["nodes"]) == {"read"}
+    shown = cli("runs", "show", "last").out
+    assert "answer · not begun" in shown
+    ended = cli("runs", "resume", "last", "--json")
+    assert ended.code == 0, ended.err
+    assert all(any(i["answers"]) for i in ended.json["items"])
+
+
+def test_fail_fast_starts_nothing_after_a_failure(cli, place):
+    (place / "bad.yaml").write_text(FACTS.replace("{{ question }}", "{{ question.missing }}"))
+    ended = cli("run", "bad.yaml", "-n", "5", "--batch", "1", "--fail-fast")
+    assert ended.code == 1
+    read = cli("runs", "show", "last", "--json").json["nodes"]["read"]["states"]
+    assert read["done"] < 5
+
+
+def test_what_a_workflow_leaves_out_is_said_and_is_no_failure(cli, place):
+    (place / "when.yaml").write_text(QUESTION.replace("agent: a,", "agent: a, when: \"inputs.question == 'so'\","))
+    ended = cli("run", "when.yaml", "--input", "question=who")
+    assert ended.code == 0
+    assert "one: skipped, when: inputs.question == 'so'" in ended.err
+    assert "one · skipped · when: inputs.question" in cli("runs", "show", "last").out
+
+
 def test_a_run_of_another_workflow_or_with_other_data_is_refused(cli, run, place):
     ended = cli("run", "question.yaml", "--resume", "last")
     assert ended.code == 2

@@ -127,6 +127,7 @@ CASES = {
         "keeps its own",
     ),
     "a seed for a run that has its own": ("run question.yaml --resume x --seed 0", "--seed", "keeps its own"),
+    "a node to run until": ("run facts.yaml --until raed", "--until", "Did you mean 'read'?"),
     "no such payload": ("payload inspect gone.safetensors", "gone.safetensors", "no such"),
     "a folder as payload": ("payload inspect folder", "folder", "can't be read"),
     "an empty payload": ("payload inspect nothing", "nothing", "cut short"),

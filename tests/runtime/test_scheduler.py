@@ -117,3 +117,21 @@ def test_ten_thousand_nodes_take_no_more_than_ten_times_a_thousand():
         return time.perf_counter() - start
 
     assert seconds(10_000) < 10  # growth is measured in benchmarks; this only catches a square
+
+
+def test_what_is_left_out_takes_along_what_waits_for_nothing_else():
+    scheduler = Scheduler(list("abcde"), {"a": [], "b": ["a"], "c": ["b"], "d": ["a", "c"], "e": ["c"]}, ["x", "y"])
+    scheduler.finish(scheduler.take())
+    assert scheduler.skip(scheduler.take()) == [Unit("x", "c"), Unit("x", "e")]
+    assert scheduler.take() == Unit("x", "d")
+    scheduler.finish(Unit("x", "d"))
+    assert drain(scheduler) == ["y/a", "y/b", "y/c", "y/d", "y/e"]
+
+
+def test_a_unit_of_a_node_that_has_failed_meanwhile_is_not_put_back():
+    scheduler = Scheduler(["a"], {"a": []}, ["x"])
+    scheduler.expand(scheduler.take(), 2)
+    first, second = scheduler.take(), scheduler.take()
+    scheduler.fail(first)
+    scheduler.put_back(second)
+    assert scheduler.finished

@@ -1,0 +1,22 @@
+"""Errors of units as the workflow language names them."""
+
+from __future__ import annotations
+
+import torch
+
+from agentflow.errors import ChannelError, ModelError, PayloadError
+from agentflow.workflow.parts import ErrorKind
+from agentflow.workflow.templates import TemplateError
+
+_KINDS: tuple[tuple[type[BaseException] | tuple[type[BaseException], ...], ErrorKind], ...] = (
+    (TemplateError, "template"),
+    (ModelError, "model"),
+    ((ChannelError, PayloadError), "channel"),
+    ((MemoryError, torch.OutOfMemoryError), "memory"),
+    (TimeoutError, "timeout"),
+)
+
+
+def kind_of(error: BaseException) -> ErrorKind:
+    """What `retry.on` calls an error."""
+    return next((kind for types, kind in _KINDS if isinstance(error, types)), "other")
