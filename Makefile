@@ -9,8 +9,8 @@ N ?= 6
 
 # DATA=file adds ten items of HotpotQA from a file of yours.
 demo: $(VENV)/.installed
-	$(BIN)/agentflow compare private_facts -n $(N)
-	$(if $(DATA),$(BIN)/agentflow compare hotpotqa --data $(DATA) -n 10)
+	$(BIN)/agentflow compare private_facts -n $(N) --channels text,cache,latent_briefing
+	$(if $(DATA),$(BIN)/agentflow compare hotpotqa --data $(DATA) -n 10 --channels text,cache,latent_briefing)
 
 test: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
