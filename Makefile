@@ -4,13 +4,15 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 N ?= 6
+# Commas would end an argument of $(if).
+CHANNELS ?= text,cache,latent_briefing
 
 .PHONY: demo test test-slow bench docs clean
 
 # DATA=file adds ten items of HotpotQA from a file of yours.
 demo: $(VENV)/.installed
-	$(BIN)/agentflow compare private_facts -n $(N) --channels text,cache,latent_briefing
-	$(if $(DATA),$(BIN)/agentflow compare hotpotqa --data $(DATA) -n 10 --channels text,cache,latent_briefing)
+	$(BIN)/agentflow compare private_facts -n $(N) --channels $(CHANNELS)
+	$(if $(DATA),$(BIN)/agentflow compare hotpotqa --data $(DATA) -n 10 --channels $(CHANNELS))
 
 test: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
