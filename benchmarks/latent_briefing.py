@@ -9,6 +9,7 @@ The table over more items and HotpotQA is `benchmarks.briefing_table`.
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 from statistics import fmean
 
 import torch
@@ -20,7 +21,9 @@ from agentflow.channels.selection import Scene as Briefed
 from agentflow.channels.selection import scene_of, select
 from agentflow.evaluation.inputs import inputs_of
 from agentflow.evaluation.rows import Arm, Row
+from agentflow.kv.cache import KVCache
 from agentflow.kv.matching import STEPS, fit
+from agentflow.kv.payload import Turn
 from agentflow.models.chat import conversation, render
 from agentflow.models.engine import Engine
 from agentflow.tasks.private_facts import PrivateFacts, PrivateFactsSettings
@@ -44,13 +47,13 @@ def main() -> None:
     chosen = arguments(__doc__ or "")
     ours = engine(chosen.model)
     settings = LatentBriefingSettings(threshold="ratio", ratio=0.3)
-    ids, question = facts(ours, LENGTH)
-    cache = ours.prefill(ids)
-    scene = read(ours, ids, question)
+    told = facts(ours, LENGTH)
+    cache = ours.prefill(told.ids)
+    scene = read(ours, told, cache)
     kept, _ = select(scene, settings)
     ways = {
-        "prefill": lambda: ours.prefill(ids),
-        "compaction": lambda: compact(read(ours, ids, question, cache), settings),
+        "prefill": lambda: ours.prefill(told.ids),
+        "compaction": lambda: compact(read(ours, told, cache), settings),
         "fit, batched": lambda: fit(scene.queries, cache.keys, cache.values, kept, ours.attention_scale, ridge=0.1),
         "fit, head by head": lambda: head_by_head(scene, kept, ours.attention_scale, 0.1),
     }
@@ -71,8 +74,17 @@ def main() -> None:
     report("Latent briefing", seconds, figures, items=len(rows["cache"]), model=chosen.model, **notes)
 
 
-def facts(ours: Engine, length: int) -> tuple[tuple[int, ...], str]:
-    """A reader's conversation of at most `length` tokens, made of generated facts, and a question about one."""
+@dataclass(frozen=True)
+class Told:
+    """A reader's conversation of generated facts, its tokens, and a question about one of them."""
+
+    turns: tuple[Turn, ...]
+    ids: tuple[int, ...]
+    question: str
+
+
+def facts(ours: Engine, length: int) -> Told:
+    """A conversation of at most `length` tokens."""
     task = PrivateFacts(PrivateFactsSettings(facts=64, questions=1))
     items = task.items(data=None, limit=1 + length // 700, seed=0)
     told = [fact for item in items for fact in item.inputs["facts"]]
@@ -80,16 +92,13 @@ def facts(ours: Engine, length: int) -> tuple[tuple[int, ...], str]:
         turns = conversation("", " ".join(told))
         ids = tuple(render(ours.tokenizer, turns, reply=False))
         if len(ids) <= length:
-            return ids, items[0].inputs["questions"][0]
+            return Told(turns, ids, items[0].inputs["questions"][0])
         told = told[: max(1, min(len(told) - 1, len(told) * length // len(ids)))]
 
 
-def read(ours: Engine, ids: tuple[int, ...], question: str, cache: object = None) -> Briefed:
-    """The scene of a worker who is asked `question` on the conversation with these tokens."""
-    text = ours.tokenizer.decode(ids, skip_special_tokens=False)
-    told = text.split("user\n", 1)[1].rsplit("<|im_end|>", 1)[0]
-    whole = cache if cache is not None else ours.prefill(ids)
-    found = scene_of(ours, whole, ids, conversation("", told), "", question)  # type: ignore[arg-type]
+def read(ours: Engine, told: Told, cache: KVCache) -> Briefed:
+    """The scene of a worker who is asked the question on this conversation's cache."""
+    found = scene_of(ours, cache, told.ids, told.turns, "", told.question)
     assert found is not None
     return found
 
@@ -121,12 +130,12 @@ def grown(ours: Engine, settings: LatentBriefingSettings) -> dict[int, tuple[flo
     """Seconds of compaction and of prefill at each length, once each."""
     found = {}
     for length in LENGTHS:
-        ids, question = facts(ours, length)
+        told = facts(ours, length)
         start = time.perf_counter()
-        cache = ours.prefill(ids)
+        cache = ours.prefill(told.ids)
         prefilled = time.perf_counter()
-        compact(read(ours, ids, question, cache), settings)
-        found[len(ids)] = (time.perf_counter() - prefilled, prefilled - start)
+        compact(read(ours, told, cache), settings)
+        found[len(told.ids)] = (time.perf_counter() - prefilled, prefilled - start)
     return found
 
 

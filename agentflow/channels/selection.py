@@ -7,7 +7,7 @@ of a model look where an answer is (retrieval heads, arXiv 2404.15574), and `age
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -169,10 +169,8 @@ def _keep(scene: Scene, settings: LatentBriefingSettings) -> Keep:
     least = settings.least
     if least is None:
         least = LEAST_BY_THRESHOLD if settings.threshold == "mad" else 1
-    keep = Keep(
-        settings.threshold, 0.0, settings.ratio, settings.top_k, settings.sinks, least=least, most=settings.most
-    )
-    return replace(keep, t=automatic_t(len(scene.cache), len(scene.suffix)) if settings.t == "auto" else settings.t)
+    t = automatic_t(len(scene.cache), len(scene.suffix)) if settings.t == "auto" else settings.t
+    return Keep(settings.threshold, t, settings.ratio, settings.top_k, settings.sinks, least, settings.most)
 
 
 def automatic_t(length: int, asked: int) -> float:

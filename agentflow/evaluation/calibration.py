@@ -27,7 +27,6 @@ from agentflow.tasks.base import Item
 from agentflow.tasks.private_facts import PrivateFacts, PrivateFactsSettings
 
 KINDS = ("digits", "names", "text")
-SINKS = 4
 READER = "You read carefully and remember exact names, numbers and words."
 WORKER = "Answer the question from the text above. Reply with the answer only, in a few words."
 
@@ -107,7 +106,7 @@ def _areas(engine: Engine, item: Item) -> Tensor:
     assert scene is not None
     settings = LatentBriefingSettings(head_weights="uniform")
     segments, texts = sentences_of(engine.tokenizer, scene.kept_ids)
-    segments[:SINKS] = -1
+    segments[: settings.sinks] = -1
     scores = by_segment(raw_scores(scene, settings), segments.to(scene.cache.keys[0].device)).cpu()
     # The first position of each sentence speaks for all of them.
     first = [int((segments == n).nonzero()[0]) for n in range(len(texts)) if bool((segments == n).any())]

@@ -62,13 +62,9 @@ class HeadWeights:
         return same and self.weights.shape[0] == layers
 
 
+@lru_cache(maxsize=64)
 def find_weights(spec: ModelSpec, fingerprint: Fingerprint) -> HeadWeights | None:
     """The weights of a model: those that were calibrated here, else those that ship; None where there are none."""
-    return _found(spec, fingerprint.weights, fingerprint)
-
-
-@lru_cache(maxsize=64)
-def _found(spec: ModelSpec, _digest: str, fingerprint: Fingerprint) -> HeadWeights | None:
     own = own_file(fingerprint)
     folder = library_root() / "configs" / FOLDER
     for path in (*([own] if own.is_file() else []), *sorted(folder.glob("*.json"))):
@@ -117,4 +113,4 @@ def save_weights(path: Path, heads: HeadWeights) -> None:
     part = path.with_suffix(".part")
     part.write_text(json.dumps(data, indent=None, ensure_ascii=False) + "\n", encoding="utf-8")
     part.replace(path)
-    _found.cache_clear()
+    find_weights.cache_clear()

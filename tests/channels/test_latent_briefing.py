@@ -190,7 +190,7 @@ def test_short_messages_are_kept_whole_by_default():
 def test_a_briefing_that_was_answered_can_be_briefed_again():
     """What a worker was sent and said is compacted for the next one: gaps and biases are taken along."""
     engine = Engine(tiny_engine().loaded)
-    first, context, answer = over(engine, threshold="ratio", ratio=0.5)
+    context = over(engine, threshold="ratio", ratio=0.5)[1]
     ids = render(engine.tokenizer, conversation("", "what is the code of room seven?", context.turns), reply=True)
     joined = join(ids, context.cache, context.token_ids)
     said = engine.generate([Request(joined.suffix, joined.prefix, max_new_tokens=6, keep_cache=True)])[0]
@@ -206,4 +206,3 @@ def test_a_briefing_that_was_answered_can_be_briefed_again():
     whole = over(engine, sender=sender, threshold="ratio", ratio=1.0, refit="none")[1].cache
     assert torch.equal(whole.bias[0], said.cache.before(whole.next_position).bias[0])
     assert over(engine, sender=sender, threshold="ratio", ratio=0.5, score="own")[0].header.kept > 0
-    del first, answer
