@@ -36,6 +36,10 @@ class ChannelError(UserError):
     """A channel is unknown, badly set up, or does not fit the pair of models it joins."""
 
 
+class AdapterError(UserError):
+    """An adapter or its bundle is unknown, damaged, badly set up, or of another pair of models."""
+
+
 class PayloadError(UserError):
     """A payload is damaged, foreign, unsigned, or does not fit its receiver."""
 

@@ -46,17 +46,36 @@ def render(tokenizer: Any, turns: Sequence[Turn], *, reply: bool) -> list[int]:
     Raises:
         ModelError: the template refuses this conversation (an order of roles it does not know).
     """
-    messages = [{"role": t.role, "content": t.content} for t in turns]
-    if getattr(tokenizer, "chat_template", None):
-        try:
-            text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=reply)
-        except Exception as error:  # templates raise what they like (jinja2.TemplateError and others)
-            raise ModelError(f"The model's chat template refuses this conversation: {error}") from error
-        ids = tokenizer(text, add_special_tokens=False)["input_ids"]
-    else:
-        text = "\n\n".join(t.content for t in turns) + ("\n\n" if reply else "")
-        ids = tokenizer(text)["input_ids"]
+    text = _rendered(tokenizer, turns, reply=reply)
+    is_chat = bool(getattr(tokenizer, "chat_template", None))
+    ids = tokenizer(text, add_special_tokens=False)["input_ids"] if is_chat else tokenizer(text)["input_ids"]
     return [int(i) for i in ids]
+
+
+def frames(tokenizer: Any, turns: Sequence[Turn]) -> list[str]:
+    """The template's own text before each turn's content and behind the last; shorter where it leaves a turn out.
+
+    Found by rendering marks in place of the contents. Raises `ModelError` as `render` does.
+    """
+    marks = [f"⟦content of turn {n}⟧" for n in range(len(turns))]
+    rest = _rendered(tokenizer, [Turn(t.role, mark) for t, mark in zip(turns, marks, strict=True)], reply=False)
+    found = []
+    for mark in marks:
+        if mark not in rest:
+            break
+        frame, _, rest = rest.partition(mark)
+        found.append(frame)
+    return [*found, rest]
+
+
+def _rendered(tokenizer: Any, turns: Sequence[Turn], *, reply: bool) -> str:
+    messages = [{"role": t.role, "content": t.content} for t in turns]
+    if not getattr(tokenizer, "chat_template", None):
+        return "\n\n".join(t.content for t in turns) + ("\n\n" if reply else "")
+    try:
+        return str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=reply))
+    except Exception as error:  # templates raise what they like (jinja2.TemplateError and others)
+        raise ModelError(f"The model's chat template refuses this conversation: {error}") from error
 
 
 def prompt_span(tokenizer: Any, system: str, prompt: str, history: Sequence[Turn]) -> tuple[list[int], slice]:

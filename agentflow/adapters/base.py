@@ -1,0 +1,109 @@
+"""What an adapter is: a trained map from a sender's cache to a receiver's, for one pair of models."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Self
+
+import torch
+from pydantic import BaseModel, ConfigDict, ValidationError
+from torch import Tensor, nn
+
+from agentflow.errors import AdapterError
+from agentflow.kv.cache import KVCache
+from agentflow.kv.geometry import Geometry
+from agentflow.plugins import load_plugin
+from agentflow.settings import explain
+
+GROUP = "agentflow.adapters"
+
+
+class AdapterArguments(BaseModel):
+    """What an adapter is built from besides the shapes of its two models; an unknown key is an error."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+@dataclass(frozen=True, eq=False)
+class Layers:
+    """Keys and values layer by layer, each `(..., kv_heads, T, dim)`; leading dimensions are a batch's."""
+
+    keys: Sequence[Tensor]
+    values: Sequence[Tensor]
+
+    @classmethod
+    def of(cls, cache: KVCache) -> Layers:
+        """Those of a cache."""
+        return cls(cache.keys, cache.values)
+
+
+class Adapter(nn.Module, ABC):
+    """Turns what a sender computed into what a receiver can stand on.
+
+    At initialisation, in evaluation mode, every adapter leaves the receiver's cache as it is.
+
+    Args:
+        sender, receiver: shapes of the two models' caches; no weights are needed.
+        arguments: of the class's `Arguments`.
+    """
+
+    name: ClassVar[str]
+    Arguments: ClassVar[type[AdapterArguments]]
+
+    def __init__(self, sender: Geometry, receiver: Geometry, arguments: AdapterArguments) -> None:
+        super().__init__()
+        self.sender, self.receiver = sender, receiver
+        self.arguments = arguments
+
+    @abstractmethod
+    def encode(self, cache: KVCache) -> dict[str, Tensor]:
+        """What travels of the sender's cache, as named tensors."""
+
+    @abstractmethod
+    def decode(self, codes: Mapping[str, Tensor], partners: Tensor, cache: KVCache) -> KVCache:
+        """The receiver's cache with the message in it.
+
+        Args:
+            codes: what `encode` gave, at the other end.
+            partners: `(T,)` for each position of `cache` the sender's position of the same text, -1 for none.
+            cache: what the receiver computed of the same text; stays as it is.
+
+        Raises:
+            AdapterError: the codes are not of this adapter's sender.
+        """
+
+    @property
+    def parameter_count(self) -> int:
+        """How many numbers are trained."""
+        return sum(p.numel() for p in self.parameters())
+
+    def ready(self, device: torch.device, dtype: torch.dtype) -> Self:
+        """This adapter for inference beside a receiver."""
+        return self.to(device=device, dtype=dtype).eval().requires_grad_(False)
+
+
+def get_adapter(name: str) -> type[Adapter]:
+    """The adapter class of that name; `AdapterError` with the closest name when there is none."""
+    return load_plugin(GROUP, name, Adapter, error=AdapterError)  # type: ignore[type-abstract]  # only its subclasses are made
+
+
+def make_adapter(
+    name: str, sender: Geometry, receiver: Geometry, arguments: Mapping[str, Any] | None = None, *, meta: bool = False
+) -> Adapter:
+    """A new adapter of that class for a pair of models.
+
+    Args:
+        meta: shapes only, without memory: to count parameters, or to be filled from a file.
+
+    Raises:
+        AdapterError: no such class, or arguments that are wrong.
+    """
+    cls = get_adapter(name)
+    try:
+        chosen = cls.Arguments.model_validate(dict(arguments or {}))
+    except ValidationError as error:
+        raise AdapterError(explain(error, cls.Arguments), where=f"adapter {name}") from None
+    with torch.device("meta" if meta else "cpu"):
+        return cls(sender, receiver, chosen)

@@ -1,0 +1,196 @@
+"""Cache-to-Cache (arXiv 2510.03215): a receiver's keys and values, fused with a sender's of the same text.
+
+One fuser a receiver layer, keys and values apart. For each token the flattened heads of sender and receiver are put
+side by side and mapped to a hidden state; one branch of it gives what is added to the receiver's heads, the other a
+weight for each head; a gate for the whole layer opens or shuts. All of it is token-wise, so a batch of messages of
+different lengths is their tokens in a row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import cast
+
+import torch
+import torch.nn.functional as F
+from pydantic import Field
+from torch import Tensor, nn
+
+from agentflow.adapters.base import Adapter, AdapterArguments, Layers
+from agentflow.errors import AdapterError
+from agentflow.kv.cache import KVCache
+from agentflow.kv.geometry import Geometry
+from agentflow.models.alignment import LayerRule, align_layers
+
+NORM_EPS = 1e-6  # of the published weights
+
+
+class C2CArguments(AdapterArguments):
+    """Size of a C2C fuser, and which layers it joins. The published one is `width: 1024`."""
+
+    width: int = Field(default=1024, ge=1, le=16384, description="of the hidden state")
+    ffn_width: int | None = Field(
+        default=None, ge=1, le=65536, description="of the feed-forward blocks but the weight's; left out: as width"
+    )
+    depth: int = Field(default=1, ge=1, le=16, description="feed-forward blocks before the projection")
+    dropout: float = Field(default=0.0, ge=0, lt=1, description="in the blocks, while training")
+    layers: LayerRule | tuple[int, ...] = Field(
+        default="terminal", description="the sender's layer for each of the receiver's: a rule, or their numbers"
+    )
+
+
+class FeedForward(nn.Module):
+    """`x + W2 gelu(W1 rmsnorm(x))`, without biases; `(..., width)` in and out."""
+
+    def __init__(self, width: int, inner: int, dropout: float) -> None:
+        super().__init__()
+        self.norm = nn.RMSNorm(width, eps=NORM_EPS)
+        self.up = nn.Linear(width, inner, bias=False)
+        self.down = nn.Linear(inner, width, bias=False)
+        self.dropout = dropout
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Apply the block."""
+        inner = self.down(F.gelu(self.up(self.norm(x))))
+        out: Tensor = x + F.dropout(inner, self.dropout, self.training)
+        return out
+
+
+class Fuser(nn.Module):
+    """What is added to one layer's keys, or to its values.
+
+    Args:
+        sender_width, heads, head_dim: the sender's heads flattened, and the receiver's heads.
+    """
+
+    def __init__(self, sender_width: int, heads: int, head_dim: int, a: C2CArguments) -> None:
+        super().__init__()
+        self.heads = heads
+        inner = a.ffn_width or a.width
+        self.join = nn.Linear(sender_width + heads * head_dim, a.width)
+        self.shared = FeedForward(a.width, inner, a.dropout)
+        self.weight_block = FeedForward(a.width, a.width, a.dropout)
+        self.weight = nn.Linear(a.width, heads)
+        self.blocks = nn.ModuleList(FeedForward(a.width, inner, a.dropout) for _ in range(a.depth))
+        self.project = nn.Linear(a.width, heads * head_dim)
+        # Training begins where nothing is added, whatever the gates draw.
+        nn.init.zeros_(self.project.weight)
+        nn.init.zeros_(self.project.bias)
+        self.gate = nn.Parameter(torch.zeros(()))
+
+    def forward(self, sender: Tensor, receiver: Tensor, temperature: float) -> Tensor:
+        """What to add to `receiver (..., heads, T, head_dim)` for `sender (..., sender_heads, T, sender_dim)`.
+
+        Args:
+            temperature: of the gate, while training; in evaluation it is open or shut.
+        """
+        joined = torch.cat([_flat(sender), _flat(receiver)], dim=-1)
+        hidden = self.shared(self.join(joined))
+        weight: Tensor = self.weight(self.weight_block(hidden)).sigmoid().transpose(-1, -2).unsqueeze(-1)
+        for block in self.blocks:
+            hidden = block(hidden)
+        projected: Tensor = self.project(hidden).unflatten(-1, (self.heads, -1)).transpose(-3, -2)
+        if self.training:
+            return self._drawn_gate(weight, temperature) * weight * projected
+        return (weight * projected).masked_fill(self.gate <= 0, 0.0)  # a product with 0 could be no number
+
+    def _drawn_gate(self, like: Tensor, temperature: float) -> Tensor:
+        """A Gumbel-sigmoid draw for each token and head: a difference of two Gumbels is logistic."""
+        uniform = torch.rand_like(like).clamp(1e-6, 1 - 1e-6)
+        logit: Tensor = self.gate + uniform.logit()
+        return (logit / temperature).sigmoid()
+
+
+class C2C(Adapter):
+    """Fusers of all layers of a receiver."""
+
+    name = "c2c"
+    Arguments = C2CArguments
+    arguments: C2CArguments
+
+    def __init__(self, sender: Geometry, receiver: Geometry, arguments: C2CArguments) -> None:
+        super().__init__(sender, receiver, arguments)
+        self.pairs = align_layers(len(sender.layers), len(receiver.layers), arguments.layers)
+        keys, values = [], []
+        for (heads, key_dim, value_dim), source in zip(receiver.layers, self.pairs, strict=True):
+            sender_heads, sender_key_dim, sender_value_dim = sender.layers[source]
+            keys.append(Fuser(sender_heads * sender_key_dim, heads, key_dim, arguments))
+            values.append(Fuser(sender_heads * sender_value_dim, heads, value_dim, arguments))
+        self.keys, self.values = nn.ModuleList(keys), nn.ModuleList(values)
+        self.temperature = 1.0
+        self._open: list[tuple[bool, bool]] | None = None
+
+    def train(self, mode: bool = True) -> C2C:
+        """Choose training or evaluation; gates are read again afterwards."""
+        self._open = None
+        return super().train(mode)
+
+    @property
+    def fusers(self) -> tuple[list[Fuser], list[Fuser]]:
+        """Of the keys and of the values, layer by layer."""
+        return cast(list[Fuser], list(self.keys)), cast(list[Fuser], list(self.values))
+
+    @property
+    def open_gates(self) -> list[tuple[bool, bool]]:
+        """For each layer whether keys and values are changed; read once, because asking a device stops it."""
+        if self._open is None:
+            logits = (torch.stack([f.gate.detach() for f in fusers]) for fusers in self.fusers)
+            self._open = list(zip(*(row.gt(0).tolist() for row in logits), strict=True))
+        return self._open
+
+    def added(self, sender: Layers, receiver: Layers) -> Layers:
+        """What is added to every layer of `receiver`; the same tokens stand at the same places of both."""
+
+        def over(fusers: list[Fuser], theirs: Sequence[Tensor], own: Sequence[Tensor]) -> list[Tensor]:
+            pairs = zip(fusers, self.pairs, own, strict=True)
+            return [fuser(theirs[source], mine, self.temperature) for fuser, source, mine in pairs]
+
+        of_keys, of_values = self.fusers
+        return Layers(over(of_keys, sender.keys, receiver.keys), over(of_values, sender.values, receiver.values))
+
+    def encode(self, cache: KVCache) -> dict[str, Tensor]:
+        """Keys and values of the layers that a fuser looks at: `layers.N.key`, `layers.N.value`."""
+        if cache.geometry != self.sender:
+            raise AdapterError(f"A cache of {cache.geometry} is not of this adapter's sender ({self.sender}).")
+        parts: dict[str, Tensor] = {}
+        for n in sorted(set(self.pairs)):
+            parts |= {f"layers.{n}.key": cache.keys[n], f"layers.{n}.value": cache.values[n]}
+        return parts
+
+    def decode(self, codes: Mapping[str, Tensor], partners: Tensor, cache: KVCache) -> KVCache:
+        """Fuse; positions without a partner and layers whose gate is shut stay as they are, bit by bit."""
+        places = (partners >= 0).nonzero()[:, 0]
+        chosen = partners[places]
+        keys, values = list(cache.keys), list(cache.values)
+        for n, (source, is_open) in enumerate(zip(self.pairs, self.open_gates, strict=True)):
+            for own, part, fusers, fused in zip((keys, values), ("key", "value"), self.fusers, is_open, strict=True):
+                if fused:
+                    own[n] = _fused(fusers[n], self._part(codes, source, part), own[n], chosen, places)
+        return replace(cache, keys=tuple(keys), values=tuple(values), _arena=None)
+
+    def _part(self, codes: Mapping[str, Tensor], layer: int, part: str) -> Tensor:
+        name = f"layers.{layer}.{part}"
+        heads, key_dim, value_dim = self.sender.layers[layer]
+        wanted = heads, key_dim if part == "key" else value_dim
+        found = codes.get(name)
+        if found is None or found.ndim != 3 or (found.shape[0], found.shape[2]) != wanted:
+            shape = "nothing" if found is None else f"the shape {tuple(found.shape)}"
+            raise AdapterError(
+                f"The message has {shape} as {name}; this adapter's sender has {wanted[0]} x {wanted[1]}."
+            )
+        return found
+
+
+def _fused(fuser: Fuser, theirs: Tensor, own: Tensor, chosen: Tensor, places: Tensor) -> Tensor:
+    """`own (heads, T, dim)` with `theirs[:, chosen]` fused in at `places`."""
+    where, from_ = places.to(own.device), chosen.to(theirs.device)
+    sender = theirs.index_select(1, from_).to(own.device, own.dtype, non_blocking=True)
+    receiver = own.index_select(1, where)
+    added: Tensor = fuser(sender, receiver, 1.0)
+    return own.index_copy(1, where, receiver + added)
+
+
+def _flat(x: Tensor) -> Tensor:
+    """`(..., heads, T, dim)` as `(..., T, heads * dim)`."""
+    return x.transpose(-3, -2).flatten(-2)
