@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,7 +12,6 @@ from torch import Tensor
 from agentflow.errors import PayloadError
 from agentflow.kv.bodies import Body, CacheBody, CodesBody, QuantizedBody, TextBody, turns_of
 from agentflow.kv.cache import KVCache
-from agentflow.kv.geometry import Geometry
 from agentflow.kv.packing import Grouped
 from agentflow.kv.payload import SCHEMA_VERSION, Fingerprint, Header, Payload
 from agentflow.kv.quantize import QuantizedCache
@@ -98,10 +97,7 @@ def _header(raw: Mapping[str, Any]) -> Header:
             f"This payload has the schema {raw['schema']}; this version reads {SCHEMA_VERSION}.",
             fix="Update AgentFlow at the older end.",
         )
-    fingerprint = None
-    if raw["fingerprint"] is not None:
-        layers = cast(Any, tuple(tuple(int(n) for n in layer) for layer in raw["fingerprint"]["geometry"]["layers"]))
-        fingerprint = Fingerprint(**{**raw["fingerprint"], "geometry": Geometry(layers)})
+    fingerprint = None if raw["fingerprint"] is None else Fingerprint.of(raw["fingerprint"])
     header = Header(**{**raw, "fingerprint": fingerprint, "losses": tuple(raw["losses"])})
     texts, counts = [header.channel, header.sender, *header.losses], [header.tokens, header.kept]
     if not all(isinstance(t, str) for t in texts) or not all(type(n) is int and n >= 0 for n in counts):

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any, cast
 
 import torch
 
@@ -28,6 +29,8 @@ __all__ = [
 ]
 
 SCHEMA_VERSION = 1
+COMPARED = ("geometry", "weights", "tokenizer", "rope")
+"""What of a fingerprint must be equal."""
 
 
 @dataclass(frozen=True)
@@ -48,14 +51,24 @@ class Fingerprint:
     tokenizer: str
     rope: str
 
-    def differences(self, other: Fingerprint) -> list[str]:
+    def differences(self, other: Fingerprint, fields: Sequence[str] = COMPARED) -> list[str]:
         """Name what differs, for people; empty when a cache of one is at home in the other."""
         found = []
-        for name in ("geometry", "weights", "tokenizer", "rope"):
+        for name in fields:
             mine, theirs = getattr(self, name), getattr(other, name)
             if mine != theirs:
                 found.append(f"{name} ({_short(mine)} here, {_short(theirs)} there)")
         return found
+
+    @classmethod
+    def of(cls, raw: Mapping[str, Any]) -> Fingerprint:
+        """From plain values, as `dataclasses.asdict` and JSON give them.
+
+        Raises:
+            LookupError, TypeError, ValueError: they are none.
+        """
+        layers = cast(Any, tuple(tuple(int(n) for n in layer) for layer in raw["geometry"]["layers"]))
+        return cls(**{**raw, "geometry": Geometry(layers)})
 
 
 def _short(value: object) -> str:
