@@ -7,15 +7,35 @@ a bug of ours and keeps its traceback.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from difflib import get_close_matches
 
 
-class UserError(Exception):
-    """What is wrong (`what`), where (`where`: a file, a key, an argument) and how to fix it (`fix`)."""
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One wrong entry of a mapping: its path in there, what is wrong, how to fix it, and whether that is the key."""
 
-    def __init__(self, what: str, *, where: str | None = None, fix: str | None = None) -> None:
-        self.what, self.where, self.fix = what, where, fix
+    path: tuple[str | int, ...]
+    what: str
+    fix: str = ""
+    is_key: bool = False
+
+    def __str__(self) -> str:
+        hint = self.fix.rstrip(".")
+        return f"{self.what} ({hint[:1].lower()}{hint[1:]})" if hint else self.what
+
+
+class UserError(Exception):
+    """What is wrong (`what`), where (`where`: a file, a key, an argument) and how to fix it (`fix`).
+
+    Where it is about the entries of a mapping, `faults` has each of them, so that a file can show its place.
+    """
+
+    def __init__(
+        self, what: str, *, where: str | None = None, fix: str | None = None, faults: Sequence[Fault] = ()
+    ) -> None:
+        self.what, self.where, self.fix, self.faults = what, where, fix, tuple(faults)
         super().__init__(what)
 
     def __str__(self) -> str:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
 
-from agentflow.errors import did_you_mean
+from agentflow.errors import Fault, UserError, did_you_mean
+
+M = TypeVar("M", bound=BaseModel)
 
 _WANTED = {
     "int": "must be a whole number",
@@ -25,29 +28,73 @@ _BOUNDS = {
 }
 
 
-def explain(error: ValidationError, settings: type[BaseModel]) -> str:
+def checked(
+    settings: type[M], values: Mapping[str, Any], *, error: type[UserError] = UserError, where: str | None = None
+) -> M:
+    """Return the settings with these values.
+
+    Raises:
+        UserError: (as `error`) one sentence for every wrong setting, and a fault for each.
+    """
+    try:
+        return settings.model_validate(dict(values))
+    except ValidationError as found:
+        told = list(faults(found, settings, values))
+    raise error(_joined(told), where=where, faults=told)
+
+
+def explain(error: ValidationError, settings: type[BaseModel], values: Mapping[str, Any] | None = None) -> str:
     """Return one sentence per wrong setting, joined by "; "."""
-    return "; ".join(sentence(dict(problem), settings) for problem in error.errors()) + "."
+    return _joined(faults(error, settings, values))
 
 
-def sentence(problem: Mapping[str, Any], settings: type[BaseModel]) -> str:
-    """Return one wrong setting in words; `problem` is one of pydantic's error details."""
-    kind, found = str(problem["type"]), problem.get("input")
-    context: Mapping[str, Any] = problem.get("ctx") or {}
-    name = ".".join(str(part) for part in problem["loc"])
-    if kind == "extra_forbidden":
-        hint = did_you_mean(name, settings.model_fields).rstrip(".")
-        return f"unknown setting '{name}' ({hint[:1].lower()}{hint[1:] or 'there are none'})"
-    if kind == "value_error":
-        text = str(context.get("error", problem["msg"])).rstrip(".")
+def faults(
+    error: ValidationError, settings: type[BaseModel], values: Mapping[str, Any] | None = None
+) -> Iterator[Fault]:
+    """Yield every wrong setting once; given the values, what each alternative of one says is joined by "or"."""
+    grouped: dict[tuple[int | str, ...], list[ErrorDetails]] = {}
+    for problem in error.errors(include_url=False):
+        as_told = values is None or problem["type"] == "missing"
+        path = problem["loc"] if as_told else _written(problem["loc"], values)
+        grouped.setdefault(path, []).append(problem)
+    for path, problems in grouped.items():
+        if problems[0]["type"] == "extra_forbidden":
+            hint = did_you_mean(str(path[-1]), settings.model_fields) or "There are none."
+            yield Fault(path, f"unknown setting '{'.'.join(map(str, path))}'", hint, is_key=True)
+        else:
+            yield Fault(path, _sentence(path, problems))
+
+
+def _joined(told: Iterable[Fault]) -> str:
+    return "; ".join(map(str, told)) + "."
+
+
+def _written(path: tuple[int | str, ...], values: Any) -> tuple[int | str, ...]:
+    """The part of a path that leads through the values: the setting `t` where pydantic says `t.float`."""
+    for taken, step in enumerate(path):
+        try:
+            values = values[step]
+        except (LookupError, TypeError):
+            return path[:taken]
+    return path
+
+
+def _sentence(path: tuple[int | str, ...], problems: Sequence[ErrorDetails]) -> str:
+    name, first = ".".join(str(part) for part in path), problems[0]
+    if first["type"] == "value_error":
+        text = str(first.get("ctx", {}).get("error", first["msg"])).rstrip(".")
         return f"setting '{name}' {text}" if name else text
-    return f"setting '{name}' {_requirement(kind, context, str(problem['msg']))}, not {found!r}"
+    if first["type"] == "missing":
+        return f"setting '{name}' is missing"
+    wanted = " or ".join(dict.fromkeys(_requirement(problem) for problem in problems))
+    return f"setting '{name}' {wanted}, not {first['input']!r}"
 
 
-def _requirement(kind: str, context: Mapping[str, Any], message: str) -> str:
+def _requirement(problem: ErrorDetails) -> str:
+    kind, context = problem["type"], problem.get("ctx", {})
     if kind == "literal_error":
         return f"must be {context['expected']}"
     if kind in _BOUNDS:
         words, key = _BOUNDS[kind]
         return f"must be {words} {context[key]}"
-    return _WANTED.get(kind.partition("_")[0], f"is wrong ({message})")
+    return _WANTED.get(kind.partition("_")[0], f"is wrong ({problem['msg']})")

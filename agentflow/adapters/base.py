@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
 import torch
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict
 from torch import Tensor, nn
 
 from agentflow.errors import AdapterError
 from agentflow.kv.cache import KVCache
 from agentflow.kv.geometry import Geometry
 from agentflow.plugins import load_plugin
-from agentflow.settings import explain
+from agentflow.settings import checked
 
 GROUP = "agentflow.adapters"
 
@@ -101,9 +101,6 @@ def make_adapter(
         AdapterError: no such class, or arguments that are wrong.
     """
     cls = get_adapter(name)
-    try:
-        chosen = cls.Arguments.model_validate(dict(arguments or {}))
-    except ValidationError as error:
-        raise AdapterError(explain(error, cls.Arguments), where=f"adapter {name}") from None
+    chosen = checked(cls.Arguments, arguments or {}, error=AdapterError, where=f"adapter {name}")
     with torch.device("meta" if meta else "cpu"):
         return cls(sender, receiver, chosen)

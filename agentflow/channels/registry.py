@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from pydantic import ValidationError
-
 from agentflow.channels.base import Channel
 from agentflow.errors import ChannelError
 from agentflow.plugins import load_plugin, plugin_names
-from agentflow.settings import explain
+from agentflow.settings import checked
 
 GROUP = "agentflow.channels"
 
@@ -28,7 +26,4 @@ def get_channel(name: str) -> type[Channel]:
 def make_channel(name: str, settings: Mapping[str, Any] | None = None) -> Channel:
     """The channel with these settings; one `ChannelError` names every setting that is wrong."""
     channel = get_channel(name)
-    try:
-        return channel(channel.Settings.model_validate(dict(settings or {})))
-    except ValidationError as error:
-        raise ChannelError(explain(error, channel.Settings), where=f"channel {name}") from None
+    return channel(checked(channel.Settings, settings or {}, error=ChannelError, where=f"channel {name}"))

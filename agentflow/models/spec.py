@@ -9,6 +9,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from agentflow.errors import ModelError, did_you_mean
+from agentflow.settings import checked
 from agentflow.workflow.configs import load_config
 from agentflow.workflow.library import find, shipped
 
@@ -71,19 +72,12 @@ def resolve_model(ref: str | Mapping[str, Any]) -> ModelSpec:
     fields = dict(ref)
     base = fields.pop("use", None)
     known: dict[str, Any] = _named(str(base)).model_dump(exclude_unset=True) if base is not None else {}
-    unknown = sorted(set(fields) - set(ModelSpec.model_fields))
-    if unknown:
-        raise ModelError(
-            f"A model has no setting '{unknown[0]}'.", fix=did_you_mean(unknown[0], ModelSpec.model_fields)
-        )
     merged = {**known, **fields}
-    if "source" not in merged:
+    if "source" in merged:
+        merged = {"model": str(merged["source"]), **merged}
+    elif set(merged) <= set(ModelSpec.model_fields):
         raise ModelError("A model given as a mapping needs 'use' (a known name) or 'source' (a hub id or folder).")
-    try:
-        return ModelSpec(**{"model": str(merged["source"]), **merged})
-    except ValueError as error:
-        first = error.errors()[0] if hasattr(error, "errors") else {"loc": ("?",), "msg": str(error)}
-        raise ModelError(f"The model's setting '{first['loc'][0]}' is wrong: {first['msg']}.") from None
+    return checked(ModelSpec, merged, error=ModelError)
 
 
 def _named(name: str) -> ModelSpec:

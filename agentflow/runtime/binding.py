@@ -7,10 +7,11 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from agentflow.channels.base import Channel
-from agentflow.channels.registry import channel_names, get_channel, make_channel
+from agentflow.channels.registry import channel_names, make_channel
 from agentflow.errors import ChannelError, ModelError, UserError, did_you_mean
 from agentflow.models.spec import ModelSpec, resolve_model
 from agentflow.tasks.registry import make_task
+from agentflow.workflow.location import KeyPath
 from agentflow.workflow.parts import Edge
 from agentflow.workflow.problems import Problem, raise_problems
 from agentflow.workflow.schema import Workflow
@@ -78,7 +79,7 @@ def bind(workflow: Workflow) -> Binding:
         try:
             models[name] = resolve_model(agent.model)
         except ModelError as error:
-            problems.append(workflow.problem(("agents", name, "model"), _lower(error.what), error.fix or ""))
+            problems += _placed(workflow, ("agents", name, "model"), error)
     channels: list[Channel] = []
     for number, edge in enumerate(workflow.edges):
         channel = _channel(workflow, number, edge, problems)
@@ -96,7 +97,7 @@ def bind(workflow: Workflow) -> Binding:
         try:
             make_task(workflow.task.name, workflow.task.settings)
         except UserError as error:
-            problems.append(workflow.problem(("task",), _lower(error.what), error.fix or ""))
+            problems += _placed(workflow, ("task",), error)
     if problems:
         raise_problems(problems)
     return Binding(workflow, models, tuple(channels))
@@ -111,19 +112,15 @@ def _channel(workflow: Workflow, number: int, edge: Edge, problems: list[Problem
             )
         )
         return None
-    settings = get_channel(name).Settings.model_fields
-    for key in edge.channel.settings:
-        if key not in settings:
-            fix = did_you_mean(key, settings) or f"'{name}' has no settings."
-            path = ("edges", number, "channel", key)
-            problems.append(workflow.problem(path, f"unknown setting '{key}' of the channel '{name}'", fix, key=True))
-            return None
     try:
         return make_channel(name, edge.channel.settings)
     except ChannelError as error:
-        problems.append(workflow.problem(("edges", number, "channel"), error.what))
+        problems += _placed(workflow, ("edges", number, "channel"), error)
         return None
 
 
-def _lower(text: str) -> str:
-    return text[:1].lower() + text[1:].rstrip(".")
+def _placed(workflow: Workflow, path: KeyPath, error: UserError) -> list[Problem]:
+    """An error about the value at `path`, at the places of what is wrong in there."""
+    if error.faults:
+        return [workflow.problem((*path, *f.path), f.what, f.fix, key=f.is_key) for f in error.faults]
+    return [workflow.problem(path, f"{error.what[:1].lower()}{error.what[1:].rstrip('.')}", error.fix or "")]

@@ -5,11 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from pydantic import ValidationError
-
-from agentflow.errors import UserError
 from agentflow.plugins import load_plugin, plugin_names
-from agentflow.settings import explain
+from agentflow.settings import checked
 from agentflow.tasks.base import Task
 
 GROUP = "agentflow.tasks"
@@ -32,8 +29,4 @@ def make_task(name: str, settings: Mapping[str, Any] | None = None) -> Task:
 
 def build(task: type[Task], name: str, settings: Mapping[str, Any] | None = None) -> Task:
     """Return `task` with these settings; `name` is what error messages call it."""
-    try:
-        chosen = task.Settings.model_validate(dict(settings or {}))
-    except ValidationError as error:
-        raise UserError(explain(error, task.Settings), where=f"task {name}") from None
-    return task(chosen)
+    return task(checked(task.Settings, settings or {}, where=f"task {name}"))

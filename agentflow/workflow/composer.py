@@ -8,7 +8,7 @@ refused after a few lines instead of being unfolded.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
 import yaml
@@ -114,7 +114,8 @@ class Composer:
         node = self._anchors[event.anchor]
         if node is None:
             self._stop(event, f"the alias *{event.anchor} contains itself", "Write the value out.")
-        return node
+        start, end = _span(event)
+        return replace(node, start=start, end=end) if self._awaits_key() else node
 
     def _open(self, event: Any) -> None:
         if event.tag is not None and event.tag not in ("!", _COLLECTION_TAGS[type(event)]):
@@ -135,8 +136,7 @@ class Composer:
         self._add(frame.node, frame.anchor, frame.node)
 
     def _check_key(self, event: Any) -> None:
-        frame = self._stack[-1] if self._stack else None
-        if frame is None or isinstance(frame.node.items, list) or frame.key is not None:
+        if not self._awaits_key():
             return
         line = self._lines[event.start_mark.line]
         is_template = "{{" in line[max(0, event.start_mark.column - 1) :]
@@ -145,6 +145,10 @@ class Composer:
             "a key must be plain text, not a list or a mapping",
             "Put quotes around a value that starts with {{." if is_template else "",
         )
+
+    def _awaits_key(self) -> bool:
+        frame = self._stack[-1] if self._stack else None
+        return frame is not None and isinstance(frame.node.items, dict) and frame.key is None
 
     def _add(self, node: YamlNode, anchor: str | None, at: Any) -> None:
         if anchor:

@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from agentflow.settings import sentence
+from agentflow.settings import faults
 from agentflow.workflow.problems import Problem, described, fail, raise_problems
 from agentflow.workflow.source import read_yaml
 
@@ -27,10 +27,6 @@ def load_config(path: Path, model: type[M]) -> M:
         return model.model_validate(source.value)
     except ValidationError as error:
         raise_problems(
-            Problem(
-                source.location(e["loc"], key=e["type"] == "extra_forbidden"),
-                e["loc"],
-                sentence(dict(e), model),
-            )
-            for e in error.errors(include_url=False)
+            Problem(source.location(fault.path, fault.is_key), fault.path, fault.what, fault.fix)
+            for fault in faults(error, model, source.value)
         )

@@ -60,6 +60,9 @@ def _build(source: Source, folder: Path) -> Workflow:
     if not isinstance(source.value, dict):
         what = f"a workflow is a mapping, not {described(source.value)}"
         fail(source.location(()), what, "Start with `workflow: name`, then `agents:` and `nodes:`.")
+    if not {"workflow", "agents", "nodes"} & set(source.value) and {"model", "system"} & set(source.value):
+        fix = "A workflow names it: `agents: {name: {use: FILE}}`."
+        fail(source.location(()), "this is an agent file, not a workflow", fix)
     files = AgentFiles(source, folder)
     data, origins = files.merged()
     problems = list(files.problems)

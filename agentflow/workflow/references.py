@@ -12,6 +12,8 @@ from jinja2 import TemplateSyntaxError, meta, nodes
 from jinja2.parser import Parser
 
 from agentflow.errors import UserError, did_you_mean
+from agentflow.workflow.guards import bounded_range
+from agentflow.workflow.meter import CostlyTemplateError
 from agentflow.workflow.problems import quoted
 from agentflow.workflow.sandbox import FILE_NAME, PromptEnvironment
 
@@ -145,6 +147,7 @@ def _references(tree: nodes.Template) -> References:
             members.append(Reference(root, name, node.lineno, written, seen[written]))
             seen[written] += 1
     free = meta.find_undeclared_variables(tree) if stored else {name for name, _ in found}
+    free -= {node.name for node in tree.find_all(nodes.Macro)}  # inside itself a macro counts as undeclared there
     names_found: list[Reference] = []
     for name, line in found:
         if name in free and name not in _ENVIRONMENT.globals:
@@ -164,9 +167,13 @@ def _member(node: nodes.Getattr | nodes.Getitem) -> tuple[str, str] | None:
 
 
 def _check(tree: nodes.Template) -> None:
-    """Refuse what can be seen to fail: other files, unknown filters and tests."""
-    for node in tree.find_all((*_LOADING, nodes.Filter, nodes.Test)):
-        if isinstance(node, nodes.Filter | nodes.Test):
+    """Refuse what can be seen to fail: other files, unknown filters and tests, Python's internals, endless ranges."""
+    for node in tree.find_all((*_LOADING, nodes.Filter, nodes.Test, nodes.Getattr, nodes.Getitem, nodes.Call)):
+        if isinstance(node, nodes.Call):
+            _check_call(node)
+        elif isinstance(node, nodes.Getattr | nodes.Getitem):
+            _check_attribute(node)
+        elif isinstance(node, nodes.Filter | nodes.Test):
             kind = "filter" if isinstance(node, nodes.Filter) else "test"
             known = _ENVIRONMENT.filters if kind == "filter" else _ENVIRONMENT.tests
             if node.name not in known:
@@ -179,6 +186,26 @@ def _check(tree: nodes.Template) -> None:
                 fix="Write the text here, or pass it as an input.",
                 line=node.lineno,
             )
+
+
+def _check_attribute(node: nodes.Getattr | nodes.Getitem) -> None:
+    is_attribute = isinstance(node, nodes.Getattr)
+    name = node.attr if isinstance(node, nodes.Getattr) else getattr(node.arg, "value", None)
+    if isinstance(name, str) and re.fullmatch(r"__\w+__", name):
+        near = f".{name}" if is_attribute else name
+        fix = "Templates see data, not Python."
+        raise TemplateError(f"a template can't use {quoted(name)}", fix=fix, line=node.lineno, near=near)
+
+
+def _check_call(node: nodes.Call) -> None:
+    if not isinstance(node.node, nodes.Name) or node.node.name != "range":
+        return
+    limits = [arg.value for arg in node.args if isinstance(arg, nodes.Const) and isinstance(arg.value, int)]
+    if len(limits) == len(node.args) and limits:
+        try:
+            bounded_range(*limits[:3])
+        except (CostlyTemplateError, ValueError) as error:
+            raise TemplateError(str(error), line=node.lineno, near="range") from None
 
 
 def _raise(error: Exception, kind: str = "template") -> NoReturn:

@@ -14,6 +14,8 @@ from agentflow.workflow.schema import Workflow
 from agentflow.workflow.shapes import likely_key
 
 _LOOSE = frozenset([*Generation.model_fields, "role", "system", "description"])
+# With more mistakes than this, nobody misses those of a second look.
+MOST_REPAIRS = 200
 # What stands in for a whole part that is misshapen.
 _STAND_INS: dict[str, Any] = {"inputs": "string", "outputs": ""}
 
@@ -24,8 +26,11 @@ def repaired(data: dict[Any, Any], errors: Iterable[ErrorDetails]) -> Workflow |
     Unknown keys are taken for what they were meant to be, or left out; wrong values that nothing else depends
     on are left out.
     """
+    found = list(errors)
+    if len(found) > MOST_REPAIRS:
+        return None
     draft = copy.deepcopy(data)
-    for error in errors:
+    for error in found:
         path = error["loc"]
         if error["type"] == "missing":
             continue  # a misspelt key may explain it; if not, validation fails again

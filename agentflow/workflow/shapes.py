@@ -14,9 +14,12 @@ from agentflow.workflow.location import KeyPath
 from agentflow.workflow.origins import Origins
 from agentflow.workflow.parts import Agent, Defaults, Edge, InputSpec, MapSpec, Node, OnError, RetrySpec
 from agentflow.workflow.problems import Problem, described, quoted
+from agentflow.workflow.scalars import plain
 from agentflow.workflow.schema import Workflow
 
 _ANY = "*"
+# Finding the closest of many names takes time; nobody reads more than twenty problems.
+_MOST_ADVICE = 50
 _MODELS: dict[KeyPath, type[BaseModel]] = {
     (): Workflow,
     ("inputs", _ANY): InputSpec,
@@ -52,6 +55,7 @@ _HINTS: dict[KeyPath, str] = {
     ("agents", _ANY): "Write `{use: agents/reader.yaml}` or `{model: ..., system: ...}`.",
     ("nodes", _ANY): "Write `{agent: ..., prompt: ...}`.",
     ("edges", _ANY): "Write `{from: a, to: b}`.",
+    ("nodes", _ANY, "map"): "Write `map: {over: inputs.name, as: item}`.",
     ("nodes", _ANY, "retry"): "Write `retry: 2` or `retry: {count: 2, wait: 1}`.",
 }
 
@@ -59,13 +63,11 @@ _HINTS: dict[KeyPath, str] = {
 def shape_problems(errors: Iterable[ErrorDetails], origins: Origins) -> list[Problem]:
     """Translate every error; a missing key is left out when a misspelt one explains it."""
     found = list(errors)
-    misspelt = {
-        (error["loc"][:-1], likely)
-        for error in found
-        if error["type"] == "extra_forbidden" and (likely := likely_key(error["loc"]))
-    }
+    unknown = [error for error in found if error["type"] == "extra_forbidden"]
+    misspelt = {(error["loc"][:-1], likely) for error in unknown[:_MOST_ADVICE] if (likely := likely_key(error["loc"]))}
+    hopeless = {id(error) for error in unknown[_MOST_ADVICE:]}
     return [
-        _problem(error, origins)
+        _problem(error, origins, advise=id(error) not in hopeless)
         for error in found
         if not (error["type"] == "missing" and (error["loc"][:-1], error["loc"][-1]) in misspelt)
     ]
@@ -93,14 +95,14 @@ def _shape(path: KeyPath) -> KeyPath:
     return (path[0], _ANY, *path[2:]) if is_entry else path
 
 
-def _problem(error: ErrorDetails, origins: Origins) -> Problem:
+def _problem(error: ErrorDetails, origins: Origins, advise: bool = True) -> Problem:
     path, kind = error["loc"], error["type"]
     if path and path[-1] == "[key]":
         path = path[:-1]
         what, fix = _own(error) if kind == OWN_ERROR else (f"{described(error['input'])} is no name", NAME_RULE)
         return origins.problem(path, what, fix, key=True)
     if kind == "extra_forbidden":
-        fix = did_you_mean(str(path[-1]), allowed_keys(path[:-1]))
+        fix = did_you_mean(str(path[-1]), allowed_keys(path[:-1])) if advise else ""
         return origins.problem(path, f"unknown key {quoted(path[-1])}", fix, key=True)
     if kind == "invalid_key":
         return origins.problem(path, "a key must be text here", "Put it in quotes.", key=True)
@@ -162,16 +164,16 @@ def _type_fix(stem: str, value: Any, path: KeyPath) -> str:
         return "Put it in quotes."
     if stem in _NUMBERS and isinstance(value, str) and _reads_as(stem, value):
         return "Remove the quotes."
+    if stem == "bool":
+        return "Write true or false."
     if stem == "string" and isinstance(value, dict) and len(value) == 1:
         return "Put text that contains ':' or starts with '{' in quotes."
     return _HINTS.get(_shape(path), "")
 
 
 def _reads_as(stem: str, value: str) -> bool:
-    if stem == "bool":
-        return value in ("true", "false")
     try:
-        (int if stem == "int" else float)(value)
+        kind = type(plain(value))
     except ValueError:
         return False
-    return True
+    return kind is {"bool": bool, "int": int}.get(stem, float) or (stem == "float" and kind is int)

@@ -52,7 +52,8 @@ class Source:
         node, _, _ = self._walk(path)
         first, last = node.start[0], min(node.end[0] + 1, len(self.lines))
         raw = "\n".join([" " * node.start[1] + self.lines[first][node.start[1] :], *self.lines[first + 1 : last]])
-        pattern = re.compile(rf"(?<![\w.]){re.escape(needle)}(?!\w)")
+        before_it = r"(?<![\w.])" if needle[:1].isalnum() else ""
+        pattern = re.compile(rf"{before_it}{re.escape(needle)}(?!\w)")
         spans = [match.span() for match in _TAG.finditer(raw)] if in_tags else [(0, len(raw))]
         starts = [found.start() for begin, end in spans for found in pattern.finditer(raw, begin, end)]
         if occurrence >= len(starts):

@@ -10,7 +10,8 @@ import yaml
 from agentflow.workflow.location import Location, split_lines
 from agentflow.workflow.problems import Problem, fail
 
-_UNPRINTABLE = re.compile("[^\t\n\r\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+_UNPRINTABLE = re.compile("[^\t\n\r\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufefe\uff00-\ufffd\U00010000-\U0010ffff]")
+_GLUED = re.compile(r"\s*(?:- )?([A-Za-z_][\w-]*)(:(?=[^\s:/])|：)")
 _QUOTE_IT = "Put the whole value in quotes."
 
 # (part of the parser's message, what is wrong, how to mend it)
@@ -54,6 +55,7 @@ _MEANINGS = (
     ),
     ("nesting depth", "too large: nested more than 40 levels deep", "Split the workflow."),
     ("undefined tag handle", "a tag that is not declared", _QUOTE_IT),
+    ("incompatible YAML document", "this version of YAML is not read", "Remove the line: it is not needed."),
     ("unknown directive", "a line that starts with '%'", _QUOTE_IT),
 )
 
@@ -61,8 +63,7 @@ _MEANINGS = (
 def check_characters(text: str, file: str) -> None:
     """Refuse control characters and half surrogates, as YAML does. Raises `WorkflowProblemsError`."""
     found = _UNPRINTABLE.search(text)
-    # A byte order mark may open the file, nowhere else.
-    if found is None:
+    if found is None:  # a byte order mark may open the file, nowhere else; `parse_yaml` has taken it off
         return
     before = split_lines(text[: found.start()])
     place = Location(file, len(before), len(before[-1]) + 1, 1)
@@ -75,11 +76,36 @@ def syntax_problem(error: yaml.YAMLError, lines: list[str], file: str) -> Proble
     message = str(getattr(error, "problem", None) or "this is not valid YAML")
     context = str(getattr(error, "context", None) or "")
     opened = getattr(error, "context_mark", None)
+    for number, line in enumerate(lines):
+        if line.startswith("<<<<<<< "):
+            what, fix = "a merge conflict was left in the file", "Resolve it, and remove the marks."
+            return Problem(Location(file, number + 1, 1, 7, line), (), what, fix)
     if opened is not None and _is_unclosed(message, context):
-        what = "this quote is never closed" if "quoted" in context else "this bracket is never closed"
-        return Problem(_place(opened, lines, file), (), what, "Close it.")
+        if "quoted" in context:
+            return Problem(_place(opened, lines, file), (), "this quote is never closed", "Close it.")
+        if "expected ','" in message and mark is not None and mark.line == opened.line:
+            return Problem(_place(mark, lines, file), (), "a ',' or a closing bracket is missing before this")
+        fix = "Close it; look at the quotes in it as well."
+        return Problem(_place(opened, lines, file), (), "this bracket is never closed", fix)
+    glued = _glued_key(message, mark, lines)
+    if glued is not None:
+        number, column, sign = glued
+        what = "a blank is missing after this ':'" if sign == ":" else f"'{sign}' is no ':'"
+        return Problem(Location(file, number + 1, column + 1, 1, lines[number]), (), what, "Write `key: value`.")
     what, fix = _meaning(message, context, _character(mark, lines), lines, mark)
     return Problem(_place(mark, lines, file), (), what, fix)
+
+
+def _glued_key(message: str, mark: Any, lines: list[str]) -> tuple[int, int, str] | None:
+    """Find `key:value`, which YAML reads as a text, on the line before the one where the parser stumbles."""
+    if mark is None or ("mapping values are" not in message and "could not find expected" not in message):
+        return None
+    above = [n for n in range(min(mark.line, len(lines) - 1), -1, -1) if lines[n].strip()][:2]
+    for number in above:
+        found = _GLUED.match(lines[number])
+        if found:
+            return number, found.start(2), found[2]
+    return None
 
 
 def _is_unclosed(message: str, context: str) -> bool:

@@ -57,6 +57,9 @@ class AgentFiles:
         return self._read[ref]
 
     def _load(self, path: KeyPath, ref: str) -> Source | None:
+        if not ref.strip():
+            self._note(path, "the path of an agent file is empty", "Write for example `use: agents/reader.yaml`.")
+            return None
         if not library.is_plain(ref):
             fix = "Name a file below the workflow's folder, such as agents/reader.yaml, without '..'."
             self._note(path, f"the path {quoted(ref)} leaves the project", fix)
@@ -91,6 +94,8 @@ def _misuse(source: Source) -> Problem | None:
     if not isinstance(source.value, Mapping):
         what = f"an agent file holds a mapping, not {described(source.value)}"
         return Problem(source.location(()), (), what, "Write `model: ...` and `system: ...`.")
+    if "nodes" in source.value:
+        return Problem(source.location(()), (), "this is a workflow, not an agent file")
     if "use" in source.value:
         return Problem(source.location(("use",), key=True), ("use",), "an agent file can't use another one")
     return None

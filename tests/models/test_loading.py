@@ -60,7 +60,7 @@ def test_names_folders_and_hub_ids_are_told_apart(folder):
     [
         ("smollm2-136m", "Did you mean 'smollm2-135m'"),
         ("/nowhere/at/all", "no such folder"),
-        ({"use": "smollm2-135m", "dtpe": "auto"}, "no setting 'dtpe'. Did you mean 'dtype'"),
+        ({"use": "smollm2-135m", "dtpe": "auto"}, "unknown setting 'dtpe' (did you mean 'dtype'"),
         ({"dtype": "auto"}, "needs 'use'"),
         ({"use": "smollm2-135m", "dtype": "float8"}, "'dtype'"),
     ],

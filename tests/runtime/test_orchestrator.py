@@ -237,7 +237,7 @@ def test_a_plug_in_that_breaks_fails_its_node_and_not_the_run(flow, engines, mon
     [
         (("channel: cache", "channel: cach"), "12:36", "unknown channel 'cach'. Did you mean 'cache'?"),
         (("channel: text", "channel: {name: text, scop: answer}"), "13:48", "unknown setting 'scop'"),
-        (("channel: text", "channel: {name: text, scope: 3}"), "13:35", "'trajectory' or 'answer', not 3"),
+        (("channel: text", "channel: {name: text, scope: 3}"), "13:55", "'trajectory' or 'answer', not 3"),
         (("worker: {model: MODEL", "worker: {model: smolm2-135m"), "6:19", "Did you mean 'smollm2-135m'?"),
         (("worker: {model: MODEL", "worker: {model: {source: a/b}"), "12:36", "does not fit read -> ask"),
         (("inputs:", "task: hotpotq\ninputs:"), "3:7", "Unknown task 'hotpotq'"),

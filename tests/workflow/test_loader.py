@@ -155,7 +155,8 @@ def test_an_ancestor_may_be_far_above() -> None:
 
 def test_names_that_a_template_defines_itself_are_known() -> None:
     prompt = (
-        "{% macro m(x) %}{{ x }}{{ caller() }}{% endmacro %}{% call m(1) %}{{ index }}{% endcall %}"
+        "{% macro m(x) %}{{ x }}{{ caller() }}{% if x > 1 %}{{ m(0) }}{% endif %}{% endmacro %}"
+        "{% call m(1) %}{{ index }}{% endcall %}"
         "{% set y = 1 %}{% for a in inputs.documents %}{{ loop.index }}{{ a }}{{ y }}{% endfor %}"
         "{% with z = 2 %}{{ z }}{% endwith %}{{ range(3) | join }}{{ namespace(k=1).k }}{{ dict(b=1).b }}"
     )
