@@ -28,16 +28,29 @@ def load_plugin(group: str, name: str, base: type[T], *, error: type[UserError] 
     Raises:
         UserError: (as `error`) unknown, can't be imported, or not a subclass of `base`.
     """
-    kind = group.rpartition(".")[2].rstrip("s")
+    loaded = load_entry(group, name, error=error)
+    if not (isinstance(loaded, type) and issubclass(loaded, base)):
+        value = _registered(group)[name].value
+        raise error(f"The {_kind(group)} '{name}' can't be used: {value} is not a {base.__name__} class.")
+    return loaded
+
+
+def load_entry(group: str, name: str, *, error: type[UserError] = UserError) -> Any:
+    """Whatever is registered as `name`.
+
+    Raises:
+        UserError: (as `error`) unknown, or can't be imported.
+    """
     known = _registered(group)
     if name not in known:
-        raise error(f"Unknown {kind} '{name}'.", fix=did_you_mean(name, known))
+        raise error(f"Unknown {_kind(group)} '{name}'.", fix=did_you_mean(name, known))
     entry = known[name]
     try:
-        loaded: Any = entry.load()
+        return entry.load()
     except (ImportError, AttributeError) as cause:
         fix = f"Mend or uninstall the package that registers {entry.value}."
-        raise error(f"The {kind} '{name}' can't be loaded: {cause}.", fix=fix) from cause
-    if not (isinstance(loaded, type) and issubclass(loaded, base)):
-        raise error(f"The {kind} '{name}' can't be used: {entry.value} is not a {base.__name__} class.")
-    return loaded
+        raise error(f"The {_kind(group)} '{name}' can't be loaded: {cause}.", fix=fix) from cause
+
+
+def _kind(group: str) -> str:
+    return group.rpartition(".")[2].rstrip("s")

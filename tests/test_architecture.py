@@ -13,7 +13,7 @@ import pytest
 PACKAGE = Path(__file__).resolve().parents[1] / "agentflow"
 FLOORS = (
     ("errors", "folders", "plugins", "settings"),
-    ("kv", "workflow", "tasks"),
+    ("kv", "workflow", "tasks", "tools"),
     ("models",),
     ("adapters",),
     ("channels",),

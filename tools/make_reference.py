@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import sys
 from collections.abc import Iterable, Iterator, Mapping
@@ -23,6 +24,7 @@ from agentflow.channels.registry import channel_names, get_channel  # noqa: E402
 from agentflow.cli.main import VERBS, cli  # noqa: E402
 from agentflow.models.spec import ModelSpec, Wheel  # noqa: E402
 from agentflow.tasks.registry import get_task, task_names  # noqa: E402
+from agentflow.tools import Toolbox  # noqa: E402
 from agentflow.workflow import parts  # noqa: E402
 from agentflow.workflow.fields import Generation  # noqa: E402
 from agentflow.workflow.schema import Workflow  # noqa: E402
@@ -60,19 +62,25 @@ MEANINGS: dict[tuple[str, str], str] = {
     ("Agent", "description"): "a line for people",
     ("Node", "agent"): "one of `agents`",
     ("Node", "prompt"): "the template of what the agent is asked",
-    ("Node", "map"): "run once for each element of a list",
+    ("ToolNode", "tool"): "a registered tool, or a function of the file that `--tools` names",
+    ("ToolNode", "with"): "its arguments by name: templates, or values that may hold templates",
+    ("ToolNode", "timeout"): "seconds after which a call is given up, which is an error",
+    ("Step", "map"): "run once for each element of a list",
     (
-        "Node",
+        "Step",
         "when",
     ): "an expression; where it is false, the node, and what hears nobody else, is left out",
-    ("Node", "retry"): "try again when the node fails: a number of times, or a mapping",
-    ("Node", "on_error"): "what becomes of it when it has failed: `fail`, `skip`, or `{fallback: text}`",
+    ("Step", "retry"): "try again when the node fails: a number of times, or a mapping",
+    ("Step", "on_error"): "what becomes of it when it has failed: `fail`, `skip`, or `{fallback: text}`",
     ("RetrySpec", "count"): "how often to try again",
     ("RetrySpec", "wait"): "seconds before the first new try",
     ("RetrySpec", "growth"): "each wait is so many times the one before",
-    ("RetrySpec", "on"): "kinds of errors: `timeout`, `model`, `channel`, `template`, `memory`, `other`; one or a list",
+    (
+        "RetrySpec",
+        "on",
+    ): "kinds of errors: `timeout`, `model`, `channel`, `template`, `tool`, `memory`, `other`; one or a list",
     ("OnError", "fallback"): "a template of what stands for the answer, in templates and messages",
-    ("Node", "description"): "a line for people",
+    ("Step", "description"): "a line for people",
     ("MapSpec", "over"): "an expression that gives a list, such as `inputs.questions`, or the list itself",
     ("MapSpec", "as"): "the element's name in the prompt; `index` counts from 0",
     ("Edge", "from"): "the sending node",
@@ -97,7 +105,7 @@ MEANINGS: dict[tuple[str, str], str] = {
 # Filled in while the file is read, so that the schema itself knows no default.
 DEFAULTS = {
     ("Agent", "model"): "required, here or in `defaults`",
-    ("Node", "on_error"): "`fail`",
+    ("Step", "on_error"): "`fail`",
     ("RetrySpec", "on"): "all",
     ("OnError", "fallback"): "required",
     ("Edge", "channel"): "that of `defaults`, or `text`",
@@ -114,7 +122,17 @@ SECTIONS: tuple[tuple[str, type[BaseModel], str], ...] = (
         "workflow's folder (and its parent, where that folder is called `workflows`), in the working folder, and "
         "among the files that ship. The generation settings below may stand here as well.",
     ),
-    ("`nodes.NAME`", parts.Node, "The generation settings below may stand here as well."),
+    (
+        "`nodes.NAME` with an agent",
+        parts.Node,
+        "A node is either an agent with a prompt, or a tool. The generation settings below may stand here as well.",
+    ),
+    (
+        "`nodes.NAME` with a tool",
+        parts.ToolNode,
+        "See [tools.md](tools.md). Edges at a tool are over `text`, and stay so where others are compared.",
+    ),
+    ("Every node", parts.Step, ""),
     ("`nodes.NAME.map`", parts.MapSpec, ""),
     (
         "`nodes.NAME.retry`",
@@ -147,6 +165,8 @@ Prompts and outputs are Jinja templates in a sandbox. They see
 - `inputs.NAME`: the inputs;
 - `nodes.NAME.text` and `nodes.NAME.texts`: what a node said, as one text and (for a mapped node) as a list. A prompt
   sees only nodes from which a path of edges leads to it; anything else is an error when the file is checked;
+- `nodes.NAME.value` and `nodes.NAME.values`: what a tool gave, as it is; where that is a mapping, `nodes.NAME.key` is
+  one of its values;
 - in a mapped node, the element under its name, and `index`.
 
 Values are data: text that contains `{{` is copied as it stands. A template can't read files, call Python, or run
@@ -166,6 +186,7 @@ def workflow_reference() -> str:
     blocks += [TEMPLATES.rstrip(), "## Models", _models(), _table(ModelSpec), "### `wheel`", _table(Wheel)]
     blocks += ["## Channels", *_plugins((name, get_channel(name)) for name in channel_names())]
     blocks += ["## Tasks", *_plugins((name, get_task(name)) for name in task_names())]
+    blocks += ["## Tools", *_tools()]
     return "\n\n".join(blocks) + "\n"
 
 
@@ -204,10 +225,14 @@ def _table(model: type[BaseModel]) -> str:
 
 
 def _own_fields(model: type[BaseModel]) -> Iterator[tuple[str, FieldInfo]]:
-    inherited = set(Generation.model_fields) if issubclass(model, Generation) and model is not Generation else set()
+    inherited = {name for base in (Generation, parts.Step) if _inherits(model, base) for name in base.model_fields}
     if model is parts.OnError:
         inherited.add("action")  # what the short forms stand for is not written
     return ((name, info) for name, info in model.model_fields.items() if name not in inherited)
+
+
+def _inherits(model: type[BaseModel], base: type[BaseModel]) -> bool:
+    return issubclass(model, base) and model is not base
 
 
 def _type(annotation: Any, metadata: Iterable[Any] = ()) -> str:
@@ -251,6 +276,18 @@ def _plugins(found: Iterable[tuple[str, Any]]) -> list[str]:
         blocks += [f"### `{name}`", " ".join(summary.split())]
         blocks += [_table(plugin.Settings) if plugin.Settings.model_fields else "No settings."]
     return blocks
+
+
+def _tools() -> Iterator[str]:
+    box = Toolbox()
+    for name in box.names:
+        function = box.get(name).function
+        if not function.__module__.startswith("agentflow."):
+            continue  # somebody's own, installed here
+        summary = (function.__doc__ or "").strip().partition("\n\n")[0]
+        arguments = ", ".join(str(parameter) for parameter in inspect.signature(function).parameters.values())
+        yield f"### `{name}`"
+        yield f"`with: {{{arguments}}}`. {' '.join(summary.split())}"
 
 
 def _help(path: tuple[str, ...]) -> str:

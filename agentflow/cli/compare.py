@@ -11,7 +11,7 @@ from rich.console import Console
 
 from agentflow.cli.common import Stopped, check_runs_folder, items_for, load_engines, require_edges
 from agentflow.cli.console import count, err, out, plain, print_json
-from agentflow.cli.options import FILE, Count, data_option, json_option, task_option
+from agentflow.cli.options import FILE, Count, data_option, json_option, task_option, tools_option
 from agentflow.cli.running import finished, running
 from agentflow.cli.specs import channel_specs, check_controls, control_names, task_settings
 from agentflow.errors import UserError
@@ -39,6 +39,7 @@ WIDE = 300
 @task_option
 @click.option("--set", "pairs", multiple=True, metavar="KEY=VALUE", help="A setting of the task. Repeatable.")
 @data_option
+@tools_option
 @click.option("--limit", "-n", type=Count(), default=10, show_default=True, help="Take this many of the task's items.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Of items, sampling and bootstrap.")
 @click.option(
@@ -55,6 +56,7 @@ def command(
     task_name: str | None,
     pairs: tuple[str, ...],
     data: Path | None,
+    tools_file: Path | None,
     limit: int,
     seed: int,
     out_folder: Path | None,
@@ -77,6 +79,7 @@ def command(
     from agentflow.evaluation.controls import CONTROLS, label
     from agentflow.evaluation.inputs import task_of
     from agentflow.runtime.binding import bind
+    from agentflow.tools import Toolbox
     from agentflow.workflow.loader import load_workflow
 
     specs = channel_specs(_untrained() if channels == "auto" else channels)
@@ -86,7 +89,8 @@ def command(
     require_edges(loaded, "--channels")
     task = task_of(loaded, task_name, task_settings(pairs))
     items = items_for(loaded, task, data, limit, seed)
-    bindings = [bind(loaded.with_channel(spec)) for spec in specs]
+    tools = Toolbox.from_file(tools_file)
+    bindings = [bind(loaded.with_channel(spec), tools) for spec in specs]
     folder = out_folder or _folder(loaded, task, data, len(items), seed)
     check_runs_folder(folder, "--out")
     figures = _published(published)
@@ -94,13 +98,13 @@ def command(
     options = CompareOptions(controls=chosen, seed=seed, probe=not no_likelihood, out=folder, published=figures)
     seen: list[Comparison] = []
     try:
-        with running(err, len(items), f"{loaded.name} ({task.name})") as show:
+        with tools, running(err, len(items), f"{loaded.name} ({task.name})") as show:
 
             def shown(comparison: Comparison) -> None:
                 seen[:] = [comparison]
                 show(comparison)
 
-            comparison = compare(loaded, task, items, specs, pool, options=options, shown=shown)
+            comparison = compare(loaded, task, items, specs, pool, options=options, shown=shown, tools=tools)
     except KeyboardInterrupt:
         done = finished(seen[0]) if seen else 0
         raise Stopped(

@@ -29,10 +29,12 @@ def go(job: Job, settings: RunSettings, *, resumed: Path | None = None, forced: 
     from agentflow.runtime.manifest import manifest
     from agentflow.runtime.orchestrator import Orchestrator
     from agentflow.runtime.runs import RunStore
+    from agentflow.tools import Toolbox
 
     if settings.until is not None:
         require_node(job, settings.until, "--until")
-    binding = bind(job.workflow)
+    tools = Toolbox.from_file(settings.tools)
+    binding = bind(job.workflow, tools)
     label = "+".join(dict.fromkeys(c.name for c in binding.channels)) or "no channel"
     title = job.workflow.name if job.task is None else f"{job.workflow.name} over {job.source.channel or label}"
     if resumed is not None:
@@ -46,7 +48,8 @@ def go(job: Job, settings: RunSettings, *, resumed: Path | None = None, forced: 
         pool = load_engines(list(binding.models.values()))
         kept = manifest(binding, settings.options(), channel=job.source.channel, **job.manifest())
         store = RunStore.create(settings.runs, job.workflow.name, kept)
-    with stoppable(store.folder, resume_command(store.folder)) as tally, live(err, job.workflow, title) as listener:
+    again = resume_command(store.folder, settings.tools)
+    with tools, stoppable(store.folder, again) as tally, live(err, job.workflow, title) as listener:
         orchestrator = Orchestrator(binding, pool, options=settings.options(), store=store, listeners=[tally, listener])
         results = orchestrator.run(job.passes)
     if job.task is None or settings.until is not None:
@@ -55,13 +58,14 @@ def go(job: Job, settings: RunSettings, *, resumed: Path | None = None, forced: 
         figures = measure(binding, job.task, job.source.channel or label, job.items, results)
         code = _tell_items(figures, f"{job.workflow.name}: {count(len(job.items), 'item')}", store, settings)
     if code:
-        err.print(f"go on with: {plain(resume_command(store.folder))}", soft_wrap=True)
+        err.print(f"go on with: {plain(again)}", soft_wrap=True)
     return code
 
 
-def resume_command(folder: Path) -> str:
-    """The command that goes on with a run."""
-    return shlex.join(["agentflow", "runs", "resume", str(folder)])
+def resume_command(folder: Path, tools: Path | None = None) -> str:
+    """The command that goes on with a run; a run does not say which code to load, so its tools are named again."""
+    named = ["--tools", str(tools)] if tools is not None else []
+    return shlex.join(["agentflow", "runs", "resume", str(folder), *named])
 
 
 def _tell_nodes(results: Sequence[ItemResult], store: RunStore, settings: RunSettings) -> int:

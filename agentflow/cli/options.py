@@ -45,6 +45,7 @@ class RunSettings:
         as_json: print the result for machines.
         keep_going: after a failure, run what does not depend on it.
         until: run this node and what it depends on.
+        tools: a Python file whose functions may be called.
         keep_payloads: write every payload into the run's folder, signed with `key` where there is one.
     """
 
@@ -55,6 +56,7 @@ class RunSettings:
     as_json: bool
     keep_going: bool = True
     until: str | None = None
+    tools: Path | None = None
     keep_payloads: bool = False
     key: bytes | None = None
 
@@ -112,6 +114,7 @@ def going_options(batch: int) -> Callable[[Function], Function]:
             help="After a failure, run what does not depend on it, or start nothing more.",
         ),
         click.option("--until", metavar="NODE", help="Run this node and what it depends on, and nothing else."),
+        tools_option,
         runs_option,
         json_option,
     ]
@@ -123,11 +126,12 @@ def going_options(batch: int) -> Callable[[Function], Function]:
             overlap: Overlap,
             keep_going: bool,
             until: str | None,
+            tools_file: Path | None,
             runs: Path,
             as_json: bool,
             **others: Any,
         ) -> Any:
-            made = RunSettings(0, batch, overlap, runs, as_json, keep_going, until)
+            made = RunSettings(0, batch, overlap, runs, as_json, keep_going, until, tools_file)
             return function(settings=made, **others)
 
         wrapped: Function = verb
@@ -144,6 +148,9 @@ runs_option = click.option(
 json_option = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON, and nothing else.")
 task_option = click.option("--task", "task_name", metavar="TASK", help="Score as this task, not as the workflow's own.")
 data_option = click.option("--data", type=FILE, metavar="FILE", help="The task's data file: JSON or JSONL, also .gz.")
+tools_option = click.option(
+    "--tools", "tools_file", type=FILE, metavar="FILE", help="A Python file whose functions the workflow may call."
+)
 channel_option = click.option(
     "--channel", metavar="CHANNEL", help="Send every message over this channel, but for fixed edges."
 )

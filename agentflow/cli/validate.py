@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from agentflow.cli.common import workflow_on
 from agentflow.cli.console import complain, count, print_json
-from agentflow.cli.options import channel_option, json_option
+from agentflow.cli.options import channel_option, json_option, tools_option
 from agentflow.errors import UserError
+
+if TYPE_CHECKING:
+    from agentflow.tools import Toolbox
 
 
 @click.command("validate")
 @click.argument("workflows", nargs=-1, required=True)
 @channel_option
+@tools_option
 @json_option
-def command(workflows: tuple[str, ...], channel: str | None, as_json: bool) -> int:
+def command(workflows: tuple[str, ...], channel: str | None, tools_file: Path | None, as_json: bool) -> int:
     """Check WORKFLOWS: syntax, names, templates, cycles, models, and whether each channel fits its pair of models.
 
     Nothing is loaded and nothing is run. Every file is checked; the exit code is 2 when something is wrong in one.
@@ -26,13 +31,15 @@ def command(workflows: tuple[str, ...], channel: str | None, as_json: bool) -> i
     agentflow validate my.yaml --channel cache
     """
     from agentflow.channels.registry import get_channel
+    from agentflow.tools import Toolbox
 
     if channel is not None:
         get_channel(channel)  # once, and not as the fault of a file
+    tools = Toolbox.from_file(tools_file)
     found = []
     for ref in workflows:
         try:
-            found.append(_good(ref, channel))
+            found.append(_good(ref, channel, tools))
         except UserError as error:
             found.append({"file": ref, "valid": False, "problems": _problems(error)})
             if not as_json:
@@ -45,11 +52,11 @@ def command(workflows: tuple[str, ...], channel: str | None, as_json: bool) -> i
     return 0 if all(one["valid"] for one in found) else 2
 
 
-def _good(ref: str, channel: str | None) -> dict[str, Any]:
+def _good(ref: str, channel: str | None, tools: Toolbox) -> dict[str, Any]:
     from agentflow.runtime.binding import bind
 
     workflow = workflow_on(ref, channel)
-    binding = bind(workflow)
+    binding = bind(workflow, tools)
     return {
         "file": workflow.file,
         "valid": True,

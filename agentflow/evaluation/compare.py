@@ -35,6 +35,7 @@ from agentflow.runtime.options import RunOptions
 from agentflow.runtime.orchestrator import Orchestrator
 from agentflow.runtime.runs import write_json
 from agentflow.tasks.base import Item, Task
+from agentflow.tools import Toolbox
 from agentflow.workflow.parts import ChannelSpec
 from agentflow.workflow.schema import Workflow
 
@@ -71,6 +72,7 @@ def compare(
     *,
     options: CompareOptions | None = None,
     shown: Shown = lambda _comparison: None,
+    tools: Toolbox | None = None,
 ) -> Comparison:
     """Run every arm over every item.
 
@@ -78,6 +80,7 @@ def compare(
         channels: the first is the reference that the others are paired with, and, if it is text, the one that
             KL is measured from.
         shown: called after every item with everything so far.
+        tools: which there are; by default those that are installed.
 
     Raises:
         UserError: no items, a channel that does not fit, or a folder that holds another comparison.
@@ -85,10 +88,11 @@ def compare(
     chosen = options or CompareOptions()
     if not items:
         raise UserError("There are no items to compare on.")
+    toolbox = tools if tools is not None else Toolbox()
     specs = [ChannelSpec.of(c) for c in channels]
-    bindings = {label(s.name, s.settings): bind(workflow.with_channel(s)) for s in specs}
+    bindings = {label(s.name, s.settings): bind(workflow.with_channel(s), toolbox) for s in specs}
     arms = arms_of(specs, chosen.controls, bindings)
-    run = _Run(workflow, task, items, arms, engines, chosen)
+    run = _Run(workflow, task, items, arms, engines, chosen, toolbox)
     with locked(chosen.out):
         run.start(list(bindings.values()))
         for number in range(len(items)):
@@ -108,9 +112,10 @@ class _Run:
         arms: Sequence[Arm],
         engines: EnginePool,
         options: CompareOptions,
+        tools: Toolbox,
     ) -> None:
         self.workflow, self.task, self.items = workflow, task, list(items)
-        self.arms, self.engines, self.options = list(arms), engines, options
+        self.arms, self.engines, self.options, self.tools = list(arms), engines, options, tools
         self.node = answer_node(workflow)
         self.rows: dict[tuple[str, str], Row] = {}
         self.machine: dict[str, Any] = {}
@@ -195,7 +200,7 @@ class _Run:
             if arm.control == MISMATCHED and foreign is item:
                 raise UserError("there is no other item whose message could be sent")
             text = self.rows.get((item.id, "text"))
-            variation = vary(arm, self.workflow, inputs, other, self.task.private, about, text)
+            variation = vary(arm, self.workflow, inputs, other, self.task.private, about, text, self.tools)
         except UserError as error:
             return Row(item.id, arm.name, item.group, error=f"{NO_SUCH_CONTROL}: {error}")
         # Nothing runs beside what is timed.

@@ -20,6 +20,7 @@ from agentflow.kv.bodies import CacheBody
 from agentflow.kv.payload import Payload
 from agentflow.models.engine import Engine
 from agentflow.runtime.binding import Binding, bind
+from agentflow.tools import Toolbox
 from agentflow.workflow.graph import ancestors, build_graph
 from agentflow.workflow.parts import ChannelSpec
 from agentflow.workflow.schema import Workflow
@@ -93,6 +94,7 @@ def vary(
     private: Sequence[str],
     row: Row | None,
     text: Row | None = None,
+    tools: Toolbox | None = None,
 ) -> Variation:
     """What an arm runs on an item.
 
@@ -101,23 +103,24 @@ def vary(
         private: names of the inputs that only the sender sees.
         row: the same item over the channel that the control is about, where it ran already.
         text: the same item over text.
+        tools: which there are.
     """
     over = workflow.with_channel({"name": arm.channel, **arm.settings}) if arm.channel else workflow
     if arm.control == NO_MESSAGE:
-        return Variation(bind(without_message(workflow)), inputs)
+        return Variation(bind(without_message(workflow), tools), inputs)
     if arm.control == SENDER_ALONE:
-        return Variation(bind(sender_alone(workflow)), inputs)
+        return Variation(bind(sender_alone(workflow), tools), inputs)
     if arm.control == MISMATCHED:
         swapped = {name: foreign[name] for name in private if name in inputs}
-        return Variation(bind(over), {**inputs, **swapped})
+        return Variation(bind(over, tools), {**inputs, **swapped})
     if arm.control == EQUAL_BYTES:
         most = row.bytes // max(1, row.messages) if row is not None else 0
-        return Variation(bind(workflow.with_channel({"name": "text", "max_bytes": most})), inputs)
+        return Variation(bind(workflow.with_channel({"name": "text", "max_bytes": most}), tools), inputs)
     if arm.control in (EQUAL_POSITIONS, EQUAL_SECONDS):
-        binding = bind(workflow.with_channel("text"))
+        binding = bind(workflow.with_channel("text"), tools)
         room = RetrievalChannel(RetrievalSettings(limit="max_tokens", max_tokens=_room(arm, row, text)))
         return Variation(binding.with_compared(lambda _: room), inputs)
-    binding = bind(over)
+    binding = bind(over, tools)
     if arm.control == ZERO:
         binding = binding.with_compared(Zeroed)
     return Variation(binding, inputs)
@@ -157,6 +160,7 @@ def without_message(workflow: Workflow) -> Workflow:
         UserError: its prompt quotes other nodes, so it can't stand alone.
     """
     node = answer_node(workflow)
+    _refuse_tool(workflow, node)
     _refuse_quotes(workflow, node, NO_MESSAGE)
     return workflow.model_copy(update={"nodes": {node: workflow.nodes[node]}, "edges": (), "outputs": {}})
 
@@ -168,16 +172,25 @@ def sender_alone(workflow: Workflow) -> Workflow:
         UserError: the node that answers has no sender, or several.
     """
     node = answer_node(workflow)
+    _refuse_tool(workflow, node)
     senders = {e.sender for e in workflow.edges if e.receiver == node}
     if len(senders) != 1:
         raise UserError(f"'{node}' has {len(senders)} senders, so none of them is the sender alone.")
-    own = workflow.nodes[node].model_copy(update={"agent": workflow.nodes[senders.pop()].agent})
+    sender = senders.pop()
+    _refuse_tool(workflow, sender)
+    own = workflow.nodes[node].model_copy(update={"agent": workflow.agent_node(sender).agent})
     return workflow.with_channel("text").model_copy(update={"nodes": {**workflow.nodes, node: own}})
+
+
+def _refuse_tool(workflow: Workflow, node: str) -> None:
+    if workflow.is_tool(node):
+        raise UserError(f"'{node}' is a tool, and what it gives is nobody's answer.")
 
 
 def _refuse_quotes(workflow: Workflow, node: str, control: str) -> None:
     above = ancestors(build_graph(workflow), node)
-    quoted = [name for name in above if f"nodes.{name}" in workflow.nodes[node].prompt]
+    prompt = workflow.agent_node(node).prompt
+    quoted = [name for name in above if f"nodes.{name}" in prompt]
     if quoted:
         raise UserError(f"'{node}' quotes '{quoted[0]}' in its prompt, so there is no control '{control}'.")
 

@@ -70,7 +70,7 @@ def measure(
     binding: Binding, task: Task, channel: str, items: Sequence[Item], results: Sequence[ItemResult]
 ) -> ChannelFigures:
     """Score every item's answers and add up what its receivers cost."""
-    receivers = {edge.receiver for edge in binding.workflow.edges}
+    receivers = {edge.receiver for edge in binding.workflow.edges} - set(binding.tools)
     answer = binding.workflow.task.answer if binding.workflow.task else None
     rows = [_item(task, item, result, receivers, answer or "") for item, result in zip(items, results, strict=True)]
     return ChannelFigures(channel, task.primary, tuple(rows))

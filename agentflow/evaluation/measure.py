@@ -29,7 +29,9 @@ def row_of(
     error = "; ".join(f"{unit}: {what}" for unit, what in result.errors.items())
     compared = {(edge.sender, edge.receiver) for edge in workflow.edges if not edge.fixed}
     receivers = {receiver for _, receiver in compared} | {node}
-    received = [(name, r) for name, rs in result.nodes.items() if name in receivers for r in rs]
+    received = [
+        (name, r) for name, rs in result.nodes.items() if name in receivers and not workflow.is_tool(name) for r in rs
+    ]
     messages = [m for name, r in received for m in r.messages if (m.sender, name) in compared]
     answers = result.scored(node, len(item.answers))
     return Row(

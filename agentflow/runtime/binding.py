@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from agentflow.channels.base import Channel
+from agentflow.channels.base import Channel, Compatibility
 from agentflow.channels.registry import channel_names, make_channel
+from agentflow.channels.text import TextChannel
 from agentflow.errors import ChannelError, ModelError, UserError, did_you_mean
 from agentflow.models.spec import ModelSpec, resolve_model
+from agentflow.runtime.arguments import bound_tools
 from agentflow.tasks.registry import make_task
+from agentflow.tools import Toolbox
+from agentflow.tools.base import Tool
 from agentflow.workflow.location import KeyPath
 from agentflow.workflow.parts import Edge
 from agentflow.workflow.problems import Problem, raise_problems
@@ -24,15 +28,17 @@ class Binding:
     Attributes:
         models: the model of each agent.
         channels: the channel of each edge, in the order of `workflow.edges`.
+        tools: the tool of each node that has one.
     """
 
     workflow: Workflow
     models: dict[str, ModelSpec]
     channels: tuple[Channel, ...]
+    tools: dict[str, Tool] = field(default_factory=dict)
 
     def model_of(self, node: str) -> ModelSpec:
-        """The model that runs a node."""
-        return self.models[self.workflow.nodes[node].agent]
+        """The model that runs an agent's node."""
+        return self.models[self.workflow.agent_node(node).agent]
 
     @property
     def compared(self) -> tuple[Channel, ...]:
@@ -67,8 +73,11 @@ class Binding:
         return [(number, edge, channel) for number, (edge, channel) in enumerate(pairs)]
 
 
-def bind(workflow: Workflow) -> Binding:
-    """Resolve every model, channel and task name, and check that each channel fits its pair of models.
+def bind(workflow: Workflow, tools: Toolbox | None = None) -> Binding:
+    """Resolve every model, channel, tool and task name, and check that each channel fits its pair of models.
+
+    Args:
+        tools: which there are; by default those that are installed.
 
     Raises:
         WorkflowError: all problems at once, each with file, line and column.
@@ -80,19 +89,18 @@ def bind(workflow: Workflow) -> Binding:
             models[name] = resolve_model(agent.model)
         except ModelError as error:
             problems += _placed(workflow, ("agents", name, "model"), error)
+    found = bound_tools(workflow, tools if tools is not None else Toolbox(), problems)
     channels: list[Channel] = []
     for number, edge in enumerate(workflow.edges):
         channel = _channel(workflow, number, edge, problems)
         if channel is None:
             continue
         channels.append(channel)
-        pair = [models.get(workflow.nodes[name].agent) for name in (edge.sender, edge.receiver)]
-        if pair[0] is not None and pair[1] is not None:
-            found = channel.check(pair[0], pair[1])
-            if not found.fits:
-                advice = f"Use the channel '{found.instead}' here." if found.instead else ""
-                what = f"the channel '{channel.name}' does not fit {edge.sender} -> {edge.receiver}: {found.reason}"
-                problems.append(workflow.problem(("edges", number, "channel"), what, advice))
+        unfit = _misfit(workflow, models, edge, channel)
+        if unfit is not None:
+            what = f"the channel '{channel.name}' does not fit {edge.sender} -> {edge.receiver}: {unfit.reason}"
+            advice = f"Use the channel '{unfit.instead}' here." if unfit.instead else ""
+            problems.append(workflow.problem(("edges", number, "channel"), what, advice))
     if workflow.task is not None:
         try:
             make_task(workflow.task.name, workflow.task.settings)
@@ -100,7 +108,20 @@ def bind(workflow: Workflow) -> Binding:
             problems += _placed(workflow, ("task",), error)
     if problems:
         raise_problems(problems)
-    return Binding(workflow, models, tuple(channels))
+    return Binding(workflow, models, tuple(channels), found)
+
+
+def _misfit(workflow: Workflow, models: dict[str, ModelSpec], edge: Edge, channel: Channel) -> Compatibility | None:
+    """Why a channel can't carry an edge's messages; None where it can, or where that can't be told yet."""
+    for name, why in ((edge.sender, "has a text to give and no cache"), (edge.receiver, "takes arguments alone")):
+        if workflow.is_tool(name):
+            fits = channel.name == TextChannel.name
+            return None if fits else Compatibility(False, f"'{name}' is a tool and {why}", TextChannel.name)
+    ends = [models.get(workflow.agent_node(name).agent) for name in (edge.sender, edge.receiver)]
+    if ends[0] is None or ends[1] is None:
+        return None
+    found = channel.check(ends[0], ends[1])
+    return None if found.fits else found
 
 
 def _channel(workflow: Workflow, number: int, edge: Edge, problems: list[Problem]) -> Channel | None:
@@ -113,10 +134,13 @@ def _channel(workflow: Workflow, number: int, edge: Edge, problems: list[Problem
         )
         return None
     try:
-        return make_channel(name, edge.channel.settings)
+        made = make_channel(name, edge.channel.settings)
     except ChannelError as error:
         problems += _placed(workflow, ("edges", number, "channel"), error)
         return None
+    if isinstance(made, TextChannel) and workflow.is_tool(edge.sender):
+        return TextChannel(made.settings.model_copy(update={"scope": "answer"}))  # a tool has no conversation
+    return made
 
 
 def _placed(workflow: Workflow, path: KeyPath, error: UserError) -> list[Problem]:

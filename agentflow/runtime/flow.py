@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from agentflow.runtime.options import RunOptions
 from agentflow.runtime.orchestrator import Orchestrator
 from agentflow.runtime.results import ItemResult
 from agentflow.runtime.runs import RunStore, read_manifest
+from agentflow.tools import Toolbox
 from agentflow.workflow.inputs import resolve_inputs
 from agentflow.workflow.loader import load_workflow as load_yaml
 from agentflow.workflow.parts import ChannelSpec
@@ -33,13 +34,14 @@ class Flow:
 
     workflow: Workflow
     engines: EnginePool = field(default_factory=EnginePool)
+    tools: Toolbox = field(default_factory=Toolbox)
 
     def bind(self, channel: str | Mapping[str, Any] | None = None) -> Binding:
         """Check models and channels without loading anything; with `channel`, every edge but fixed ones."""
         if channel is None:
-            return bind(self.workflow)
+            return bind(self.workflow, self.tools)
         spec = ChannelSpec.of(channel if isinstance(channel, str) else dict(channel))
-        return bind(self.workflow.with_channel(spec))
+        return bind(self.workflow.with_channel(spec), self.tools)
 
     def run(
         self,
@@ -98,10 +100,16 @@ class Flow:
         return orchestrator.run([(ONLY_ITEM, resolve_inputs(self.workflow, kept["inputs"]))])[0]
 
 
-def load_workflow(ref: str | Path, *, engines: EnginePool | None = None) -> Flow:
+def load_workflow(
+    ref: str | Path, *, engines: EnginePool | None = None, tools: Iterable[Callable[..., Any]] = ()
+) -> Flow:
     """Load a workflow by path or shipped name.
+
+    Args:
+        tools: typed functions that its nodes may call by name, beside the tools that are installed.
 
     Raises:
         WorkflowError: every mistake in the file, with line and column.
+        UserError: a function that can't be a tool.
     """
-    return Flow(load_yaml(ref), engines or EnginePool())
+    return Flow(load_yaml(ref), engines or EnginePool(), Toolbox(tools))

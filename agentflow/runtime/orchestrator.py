@@ -13,6 +13,7 @@ from agentflow.models.pool import EnginePool
 from agentflow.models.spec import ModelSpec
 from agentflow.runtime.ahead import Ahead
 from agentflow.runtime.binding import Binding
+from agentflow.runtime.calls import Calls
 from agentflow.runtime.events import Bus, Listener
 from agentflow.runtime.executors.local import LocalExecutor
 from agentflow.runtime.memo import Memo
@@ -79,6 +80,7 @@ class Orchestrator:
         scheduler = Scheduler(self._order, self._parents, list(states))
         executor = LocalExecutor()
         self._ahead = Ahead(self._turns.prepare, executor, self.options.overlap, self.options.max_batch)
+        self._calls = Calls(self.binding, self._turns.questions, self._bus, self._cancelled.is_set)
         self._settling = Settling(self.binding, self._turns, self._bus, self.store, scheduler, states, self._ahead)
         self._bus.emit("run_started", items=len(states), nodes=len(self._order), workflow=self.binding.workflow.name)
         try:
@@ -111,14 +113,14 @@ class Orchestrator:
                     self._turns, self._ahead, self.engines, spec, [(unit, states[unit.item]) for unit in units]
                 )
                 busy[executor.submit(spec, work)] = spec
-            if not busy:
+            if not busy and not self._calls.pending:
                 if due is not None and scheduler.peek() is None:
                     self._cancelled.wait(min(due, POLL))
                 continue
             self._prepare(waiting, states, set(busy.values()))
             self._collect(busy, POLL)  # a short wait keeps the main thread open to Ctrl-C
 
-        while busy:
+        while busy or self._calls.pending:
             self._collect(busy, POLL)
 
     def _prepare(self, waiting: list[Unit], states: dict[str, ItemState], busy: set[ModelSpec]) -> None:
@@ -133,14 +135,18 @@ class Orchestrator:
     def _gather(self, scheduler: Scheduler, busy: _Busy) -> None:
         """Give work that is about to end a moment to add to the next batch of another model."""
         unit = scheduler.peek()
-        waits = bool(busy) and unit is not None and self.options.max_batch > 1
-        if waits and unit is not None and self.binding.model_of(unit.node) not in busy.values():
+        waits = bool(busy) and self.options.max_batch > 1
+        if unit is None or unit.node in self.binding.tools:
+            return
+        if waits and self.binding.model_of(unit.node) not in busy.values():
             self._collect(busy, WINDOW)
 
     def _collect(self, busy: _Busy, timeout: float) -> None:
         """Settle what has ended, waiting at most `timeout` seconds for something to."""
-        running: list[Future[Any]] = [*busy, *self._ahead.pending()]
-        done, _ = wait(running, timeout=timeout, return_when=FIRST_COMPLETED)
+        running: list[Future[Any]] = [*busy, *self._calls.pending, *self._ahead.pending()]
+        done, _ = wait(running, timeout=self._calls.patience(timeout), return_when=FIRST_COMPLETED)
+        for outcome in self._calls.ended():
+            self._settling.settle(outcome)
         for future in [future for future in busy if future in done]:
             del busy[future]
             for outcome in future.result():
@@ -149,7 +155,10 @@ class Orchestrator:
     def _batches(
         self, scheduler: Scheduler, states: dict[str, ItemState], busy: set[ModelSpec]
     ) -> tuple[dict[ModelSpec, list[Unit]], list[Unit]]:
-        """Ready units in their order, grouped by model, for models that are free; and those that wait."""
+        """Ready units in their order, grouped by model, for models that are free; and those that wait.
+
+        Tools are called at once.
+        """
         batches: dict[ModelSpec, list[Unit]] = {}
         waiting: list[Unit] = []
         while scheduler.peek() is not None:
@@ -159,6 +168,9 @@ class Orchestrator:
                 continue
             if self.binding.workflow.nodes[unit.node].map is not None and unit.child is None:
                 self._expand(scheduler, state, unit)
+                continue
+            if unit.node in self.binding.tools:
+                self._calls.add(unit, state)
                 continue
             spec = self.binding.model_of(unit.node)
             if spec in busy or len(batches.get(spec, ())) >= self.options.max_batch:

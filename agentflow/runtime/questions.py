@@ -16,10 +16,13 @@ from agentflow.runtime.binding import Binding
 from agentflow.runtime.records import Key, Record
 from agentflow.runtime.scheduler import Unit
 from agentflow.runtime.state import ItemState
+from agentflow.tools import Tool
 from agentflow.workflow.fields import Generation
 from agentflow.workflow.graph import ancestors, build_graph
+from agentflow.workflow.location import KeyPath
+from agentflow.workflow.parts import ToolNode
 from agentflow.workflow.references import mentioned
-from agentflow.workflow.templates import render
+from agentflow.workflow.templates import render, render_value
 
 
 @dataclass(frozen=True)
@@ -36,6 +39,14 @@ class Question:
     seed: int
 
 
+@dataclass(frozen=True)
+class Call:
+    """A unit's tool, and the arguments that it is called with, rendered."""
+
+    tool: Tool
+    arguments: dict[str, Any]
+
+
 @dataclass(frozen=True, eq=False)
 class Questions:
     """Asks the units of one run.
@@ -48,15 +59,22 @@ class Questions:
     run_seed: int
 
     def of(self, unit: Unit, state: ItemState) -> Question:
-        """Render what a unit is asked.
+        """Render what an agent's unit is asked.
 
         Raises:
             TemplateError: the prompt can't be rendered.
         """
         workflow = self.binding.workflow
-        node = workflow.nodes[unit.node]
+        node = workflow.agent_node(unit.node)
         prompt = self._rendered(unit, state, node.prompt, ("prompt",))
         return Question(workflow.agents[node.agent].system, prompt, workflow.effective(unit.node), self.seed(unit))
+
+    def call(self, unit: Unit, state: ItemState) -> Call:
+        """Render what a tool's unit is called with. Raises `TemplateError`."""
+        node = self.binding.workflow.nodes[unit.node]
+        assert isinstance(node, ToolNode)
+        arguments = {name: self._value(unit, state, value, ("with", name)) for name, value in node.arguments.items()}
+        return Call(self.binding.tools[unit.node], arguments)
 
     def fallback(self, unit: Unit, state: ItemState) -> str:
         """Render what stands for a unit's answer where it has failed. Raises `TemplateError`."""
@@ -69,7 +87,7 @@ class Questions:
             stands_in = record.answer.finish == "fallback"
             if stands_in and self.fallback(unit, state) != record.answer.text:
                 return False
-            return record.key == self.key(unit, state, self.of(unit, state), model)
+            return record.key == self.key_of(unit, state, model)
         except UserError:
             return False  # told when the unit runs
 
@@ -79,11 +97,28 @@ class Questions:
         return int.from_bytes(blake3(f"{self.run_seed}/{unit}{tried}".encode()).digest()[:7], "big")
 
     def _rendered(self, unit: Unit, state: ItemState, template: str, path: tuple[str, ...]) -> str:
+        return render(template, self._seen(unit, state, template), where=self._where(unit, path))
+
+    def _value(self, unit: Unit, state: ItemState, value: Any, path: KeyPath) -> Any:
+        """A value with every template in it filled in; one that is a single expression becomes what that gives."""
+        if isinstance(value, str):
+            return render_value(value, self._seen(unit, state, value), where=self._where(unit, path))
+        if isinstance(value, dict):
+            return {key: self._value(unit, state, inner, (*path, key)) for key, inner in value.items()}
+        if isinstance(value, list | tuple):
+            return [self._value(unit, state, inner, (*path, place)) for place, inner in enumerate(value)]
+        return value
+
+    def _seen(self, unit: Unit, state: ItemState, template: str) -> dict[str, Any]:
+        """What a template of a unit sees: of a child, its element as well."""
         node = self.binding.workflow.nodes[unit.node]
         context = self.context(unit.node, template, state)
         if node.map is not None and unit.child is not None:
             context |= {node.map.item: state.elements[unit.node][unit.child], "index": unit.child}
-        return render(template, context, where=str(self.binding.workflow.location(("nodes", unit.node, *path))))
+        return context
+
+    def _where(self, unit: Unit, path: KeyPath) -> str:
+        return str(self.binding.workflow.location(("nodes", unit.node, *path)))
 
     def context(self, node: str, template: str, state: ItemState, *, is_expression: bool = False) -> dict[str, Any]:
         """What a template of a node sees: the nodes it names, or its ancestors where it looks at all of them."""
@@ -93,8 +128,18 @@ class Questions:
             seen = [name for name in self._graph if name in above]
         return state.template_context(seen)
 
+    def key_of(self, unit: Unit, state: ItemState, model: str) -> Key:
+        """The key of a unit as it would be asked now. Raises `TemplateError`."""
+        if unit.node in self.binding.tools:
+            return self.key_of_call(self.call(unit, state))
+        return self.key(unit, state, self.of(unit, state), model)
+
+    def key_of_call(self, call: Call) -> Key:
+        """The content key of a tool's result: which tool, as it is written now, and its arguments."""
+        return {"tool": _digest([call.tool.name, call.tool.mark]), "arguments": _digest(call.arguments)}
+
     def key(self, unit: Unit, state: ItemState, question: Question, model: str) -> Key:
-        """The content key: a digest of everything that the answer depends on.
+        """The content key of an answer: a digest of everything that it depends on.
 
         That is the rendered prompt, instructions and settings, the model, the unit's seed, and for every message its
         channel with all settings and what the sender was asked and said. What a template shows of inputs and of other

@@ -1,4 +1,4 @@
-"""Messages of units that an earlier process finished, made again from their stored answers when a receiver needs them.
+"""Messages made from what units left behind when a receiver needs them: of tools, and of an earlier process's turns.
 
 Caches are not stored. The sender's turn is planned as it was the first time, and the tokens of its answer are
 prefilled behind its prompt instead of being decoded, so the cache is the one that decoding left, up to rounding.
@@ -37,7 +37,9 @@ def recall(binding: Binding, plan: Plan, engine_of: EngineOf, state: ItemState, 
         for node in _missing(binding, state, sender):
             found = dict(state.messages.get(node, {}))
             for child, answer in sorted(state.answers.get(node, {}).items()):
-                if child not in found and answer.finish == "fallback":
+                if child not in found and node in binding.tools:
+                    found[child] = _told(node, answer.text)
+                elif child not in found and answer.finish == "fallback":
                     found[child] = _stand_in(node, answer.text, engine_of(node))
                 elif child not in found:
                     is_child = binding.workflow.nodes[node].map is not None
@@ -70,6 +72,7 @@ def _missing(binding: Binding, state: ItemState, sender: str) -> list[str]:
 
 def _message(plan: Plan, state: ItemState, unit: Unit, answer: Answer) -> Message:
     assert answer.finish != "fallback"
+    assert answer.finish != "tool"
     engine, turn = plan(unit, state)
     cache = None
     if turn.request.keep_cache:
@@ -82,6 +85,11 @@ def _message(plan: Plan, state: ItemState, unit: Unit, answer: Answer) -> Messag
 
 def _stand_in(node: str, text: str, engine: Engine) -> Message:
     """The message of a node that failed and has a fallback: its conversation may be what failed, so it is left out."""
-    turns = (Turn("user", f"Message from {node}:\n{text}"),)
-    token_ids = tuple(render(engine.tokenizer, turns, reply=False))
-    return Message(node, turns, text, token_ids, engine.prefill(token_ids), engine)
+    told = _told(node, text)
+    token_ids = tuple(render(engine.tokenizer, told.turns, reply=False))
+    return replace(told, token_ids=token_ids, cache=engine.prefill(token_ids), engine=engine)
+
+
+def _told(node: str, text: str) -> Message:
+    """The message of a node that has nothing but a text to give: a tool's result, a fallback."""
+    return Message(node, (Turn("user", f"Message from {node}:\n{text}"),), text)

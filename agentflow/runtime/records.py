@@ -26,7 +26,7 @@ class Answer:
 
     text: str
     token_ids: tuple[int, ...]
-    finish: Finish | Literal["fallback"]
+    finish: Finish | Literal["fallback", "tool"]
 
     @classmethod
     def of(cls, generation: Generation) -> Answer:
@@ -48,7 +48,7 @@ class Record:
 
     Attributes:
         key: of everything that the answer depends on (see `runtime.questions`).
-        model: the weights that gave it.
+        model: the weights that gave it; "" for a tool.
     """
 
     unit: Unit

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from agentflow.tools.base import text_of
+
 
 @dataclass(frozen=True)
 class MessageResult:
@@ -41,6 +43,7 @@ class NodeResult:
         prefilled: tokens computed for its prompt; `reused` stood in a cache already.
         first_token_seconds: from the start of the hand-over to the first token: encode, inject, prefill.
         seconds: the same to the last token.
+        value: what a tool gave, as plain JSON values.
     """
 
     text: str
@@ -51,11 +54,22 @@ class NodeResult:
     first_token_seconds: float
     seconds: float
     messages: tuple[MessageResult, ...] = ()
+    value: Any = None
 
     @classmethod
     def unspoken(cls, text: str, finish: str) -> NodeResult:
         """What stands for the answer of a unit that gave none."""
         return cls(text, finish, 0, 0, 0, 0.0, 0.0)
+
+    @classmethod
+    def of_tool(cls, result: Any, seconds: float) -> NodeResult:
+        """What a tool's result leaves behind."""
+        return cls(text_of(result), "tool", 0, 0, 0, 0.0, seconds, value=result)
+
+    @property
+    def shown(self) -> Any:
+        """What templates call its value."""
+        return self.value if self.finish == "tool" else self.text
 
     @property
     def all_prefilled(self) -> int:

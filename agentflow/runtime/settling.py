@@ -121,7 +121,7 @@ class Settling:
         unit, state = record.unit, self.states[record.unit.item]
         state.take(record)
         resumed = self.store is not None and self.store.resumed
-        if resumed or record.answer.finish == "fallback":  # a message may have to be made from it
+        if resumed or record.answer.finish in ("fallback", "tool"):  # a message may have to be made from it
             state.answers.setdefault(unit.node, {})[unit.child or 0] = record.answer
         if kind == "node_finished" and self.store is not None and record.key:
             self.store.save(record)

@@ -66,7 +66,10 @@ class ItemState:
         return self._joint[node]
 
     def template_context(self, names: Iterable[str] | None = None) -> dict[str, Any]:
-        """What templates see: `inputs`, and `nodes.NAME.text` (children joined by lines) and `.texts`.
+        """What templates see: `inputs`, and of every node `nodes.NAME.text` (children joined by lines) and `.texts`.
+
+        `.value` and `.values` are what tools gave, as it is; the keys of a value that is a mapping can be had as
+        `nodes.NAME.key`.
 
         Args:
             names: the nodes to show, where they have results; by default all.
@@ -74,6 +77,13 @@ class ItemState:
         nodes = {}
         for node in self.results if names is None else names:
             if node in self.results:
-                texts = [r.text for r in self.in_order(node)]
-                nodes[node] = {"text": "\n".join(texts), "texts": texts}
+                nodes[node] = _shown(self.in_order(node))
         return {"inputs": self.inputs, "nodes": nodes}
+
+
+def _shown(results: tuple[NodeResult, ...]) -> dict[str, Any]:
+    """A node as templates see it."""
+    texts, values = [r.text for r in results], [r.shown for r in results]
+    value = values[0] if len(values) == 1 else values
+    keys = value if isinstance(value, dict) else {}
+    return {**keys, "text": "\n".join(texts), "texts": texts, "value": value, "values": values}

@@ -120,7 +120,7 @@ class Turns:
         record = self.store.find(unit) if self.store is not None else None
         if record is None:
             return None
-        mark = mark_of(self._engine(unit.node))
+        mark = self._mark(unit.node)
         return record if self.questions.answered_by(record, unit, state, mark) else None
 
     def fallback(self, unit: Unit, state: ItemState) -> Record:
@@ -130,15 +130,19 @@ class Turns:
             TemplateError: it can't be rendered.
         """
         text = self.questions.fallback(unit, state)
-        mark = mark_of(self._engine(unit.node))
+        mark = self._mark(unit.node)
         try:
-            key = self.questions.key(unit, state, self.questions.of(unit, state), mark)
+            key = self.questions.key_of(unit, state, mark)
         except UserError:
             key = {}  # the question is what failed
         return Record(unit, key, mark, NodeResult.unspoken(text, "fallback"), Answer(text, (), "fallback"))
 
     def _engine(self, node: str) -> Engine:
         return self.engines.get(self.binding.model_of(node))
+
+    def _mark(self, node: str) -> str:
+        """Which weights answer; none do for a tool."""
+        return "" if node in self.binding.tools else mark_of(self._engine(node))
 
     @cached_property
     def questions(self) -> Questions:

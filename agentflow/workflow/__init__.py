@@ -6,7 +6,7 @@ from agentflow.workflow.graph import ancestors, build_graph, find_cycle, sinks, 
 from agentflow.workflow.inputs import resolve_inputs
 from agentflow.workflow.loader import load_workflow, parse_workflow
 from agentflow.workflow.location import Location
-from agentflow.workflow.parts import Agent, ChannelSpec, Defaults, Edge, InputSpec, MapSpec, Node, TaskSpec
+from agentflow.workflow.parts import Agent, ChannelSpec, Defaults, Edge, InputSpec, MapSpec, Node, TaskSpec, ToolNode
 from agentflow.workflow.problems import Problem, WorkflowProblemsError, raise_problems
 from agentflow.workflow.schema import Workflow
 from agentflow.workflow.source import Source, parse_yaml, read_yaml
@@ -27,6 +27,7 @@ __all__ = [
     "Source",
     "TaskSpec",
     "TemplateError",
+    "ToolNode",
     "Workflow",
     "WorkflowProblemsError",
     "ancestors",

@@ -8,7 +8,7 @@ from agentflow.workflow.graph import cycles, graph_of, sinks
 from agentflow.workflow.inputs import WORDS, fits
 from agentflow.workflow.location import KeyPath
 from agentflow.workflow.origins import Origins
-from agentflow.workflow.parts import Edge
+from agentflow.workflow.parts import Edge, Node
 from agentflow.workflow.problems import Problem, described, quoted, suggestion
 from agentflow.workflow.prompts import PromptChecks
 from agentflow.workflow.schema import Workflow
@@ -50,7 +50,7 @@ class Checks:
     def _agents(self) -> Iterator[Problem]:
         agents = self._workflow.agents
         for name, node in self._workflow.nodes.items():
-            if node.agent not in agents:
+            if isinstance(node, Node) and node.agent not in agents:
                 yield self._unknown(("nodes", name, "agent"), "agent", node.agent, agents)
 
     def _edges(self) -> Iterator[Problem]:

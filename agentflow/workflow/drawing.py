@@ -20,7 +20,7 @@ def to_mermaid(workflow: Workflow) -> str:
     ids = {name: f"n{number}" for number, name in enumerate(workflow.nodes)}
     lines = ["flowchart TD"]
     for name, node in workflow.nodes.items():
-        label = f'"{name}<br/>{_escaped(node.agent)}"'
+        label = f'"{name}<br/>{_escaped(node.doer)}"'
         box = f"[[{label}]]" if node.map else f"[{label}]"
         lines.append(f"  {ids[name]}{box}")
     for edge in workflow.edges:
@@ -84,7 +84,7 @@ def tree_lines(
 def _titled(workflow: Workflow, name: str) -> str:
     node = workflow.nodes[name]
     times = f" × {node.map.over if isinstance(node.map.over, str) else len(node.map.over)}" if node.map else ""
-    return f"{name} · {node.agent}{times}"
+    return f"{name} · {node.doer}{times}"
 
 
 def _escaped(text: str) -> str:

@@ -7,16 +7,17 @@ Each class is one mapping of the YAML file, field by field. Short forms (`questi
 from __future__ import annotations
 
 import keyword
+from collections.abc import Iterator
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag, model_validator
 
 from agentflow.errors import did_you_mean
 from agentflow.workflow.fields import Generation, ModelRef, Name, NonEmpty, StrictModel, mistake, text_keys
 from agentflow.workflow.problems import described, quoted
 
 InputType = Literal["string", "integer", "number", "boolean", "list", "mapping"]
-ErrorKind = Literal["timeout", "model", "channel", "template", "memory", "other"]
+ErrorKind = Literal["timeout", "model", "channel", "template", "tool", "memory", "other"]
 ERROR_KINDS: tuple[ErrorKind, ...] = get_args(ErrorKind)
 INPUT_TYPES: tuple[str, ...] = get_args(InputType)
 
@@ -128,11 +129,9 @@ class OnError(StrictModel):
         raise mistake(f"expected fail, skip or a mapping with fallback, got {described(data)}", fix)
 
 
-class Node(Generation):
-    """One step: an agent and the template of what it is asked."""
+class Step(StrictModel):
+    """What every node may say, whoever does its work."""
 
-    agent: str
-    prompt: str
     map: MapSpec | None = None
     when: NonEmpty | None = None
     retry: RetrySpec | None = None
@@ -143,6 +142,41 @@ class Node(Generation):
     def minds_time(self) -> bool:
         """Whether an answer that `timeout` has cut counts as an error, because the node says what to do then."""
         return self.retry is not None or self.on_error.action != "fail"
+
+
+class Node(Generation, Step):
+    """One step: an agent and the template of what it is asked."""
+
+    agent: str
+    prompt: str
+
+    @property
+    def doer(self) -> str:
+        """Whose work it is, for people."""
+        return self.agent
+
+
+class ToolNode(Step):
+    """One step that no model takes: a tool and the templates of its arguments."""
+
+    tool: NonEmpty
+    arguments: dict[str, Any] = Field(default_factory=dict, alias="with")
+    timeout: float | None = Field(default=None, gt=0)
+
+    @property
+    def doer(self) -> str:
+        """Whose work it is, for people."""
+        return f"tool {self.tool}"
+
+
+def kind_of_node(data: Any) -> str:
+    """Which kind of node a mapping, or a node, is."""
+    has_tool = "tool" in data if isinstance(data, dict) else isinstance(data, ToolNode)
+    return TOOL_TAG if has_tool else AGENT_TAG
+
+
+AGENT_TAG, TOOL_TAG = "«agent»", "«tool»"  # no keys of a file
+AnyNode = Annotated[Annotated[Node, Tag(AGENT_TAG)] | Annotated[ToolNode, Tag(TOOL_TAG)], Discriminator(kind_of_node)]
 
 
 class ChannelSpec(StrictModel):
@@ -189,6 +223,18 @@ class Defaults(Generation):
 
     model: ModelRef | None = None
     channel: ChannelSpec | None = None
+
+
+def texts_in(value: Any, path: tuple[str | int, ...] = ()) -> Iterator[tuple[tuple[str | int, ...], str]]:
+    """Give every text in a value, however deep, with the way to it."""
+    if isinstance(value, str):
+        yield path, value
+    elif isinstance(value, dict):
+        for key, inner in value.items():
+            yield from texts_in(inner, (*path, key))
+    elif isinstance(value, list | tuple):
+        for number, inner in enumerate(value):
+            yield from texts_in(inner, (*path, number))
 
 
 def _named(data: Any, kind: str, keep: tuple[str, ...]) -> Any:

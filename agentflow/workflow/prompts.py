@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from agentflow.workflow.graph import unreached
 from agentflow.workflow.location import KeyPath
 from agentflow.workflow.origins import Origins, TextSpot
-from agentflow.workflow.parts import Node
+from agentflow.workflow.parts import AnyNode, Node, texts_in
 from agentflow.workflow.problems import Problem, quoted
 from agentflow.workflow.references import (
     Reference,
@@ -43,9 +43,13 @@ class PromptChecks:
             found += self._order(graph)
         return found
 
-    def _prompt(self, name: str, node: Node) -> Iterator[Problem]:
+    def _prompt(self, name: str, node: AnyNode) -> Iterator[Problem]:
         local = {node.map.item, "index"} if node.map else set()
-        yield from self._text(("nodes", name, "prompt"), node.prompt, name, local)
+        if isinstance(node, Node):
+            yield from self._text(("nodes", name, "prompt"), node.prompt, name, local)
+        else:
+            for path, text in texts_in(node.arguments):
+                yield from self._text(("nodes", name, "with", *path), text, name, local)
         yield from self._text(("nodes", name, "on_error", "fallback"), node.on_error.fallback, name, local)
         if node.map and isinstance(node.map.over, str):
             yield from self._text(("nodes", name, "map", "over"), node.map.over, name, is_expression=True)

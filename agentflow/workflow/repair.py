@@ -11,7 +11,7 @@ from pydantic_core import ErrorDetails
 
 from agentflow.workflow.fields import Generation
 from agentflow.workflow.schema import Workflow
-from agentflow.workflow.shapes import likely_key
+from agentflow.workflow.shapes import likely_key, untagged
 
 _LOOSE = frozenset([*Generation.model_fields, "role", "system", "description"])
 # With more mistakes than this, nobody misses those of a second look.
@@ -31,7 +31,7 @@ def repaired(data: dict[Any, Any], errors: Iterable[ErrorDetails]) -> Workflow |
         return None
     draft = copy.deepcopy(data)
     for error in found:
-        path = error["loc"]
+        path = untagged(error["loc"])
         if error["type"] == "missing":
             continue  # a misspelt key may explain it; if not, validation fails again
         if _stood_in(draft, path):
@@ -41,7 +41,7 @@ def repaired(data: dict[Any, Any], errors: Iterable[ErrorDetails]) -> Workflow |
             return None
         if error["type"] == "extra_forbidden":
             value = holder.pop(path[-1])
-            meant = likely_key(path)
+            meant = likely_key(error["loc"])
             if meant:
                 holder.setdefault(meant, value)
         elif path[0] in ("agents", "nodes", "defaults", "description") and path[-1] in _LOOSE:

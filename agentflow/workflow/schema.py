@@ -11,7 +11,19 @@ from pydantic import AfterValidator, Field, PrivateAttr, model_validator
 from agentflow.workflow.fields import Generation, Name, StrictModel, mistake
 from agentflow.workflow.location import KeyPath, Location
 from agentflow.workflow.origins import Origins
-from agentflow.workflow.parts import Agent, ChannelSpec, Defaults, Edge, InputSpec, Node, TaskSpec
+from agentflow.workflow.parts import (
+    TOOL_TAG,
+    Agent,
+    AnyNode,
+    ChannelSpec,
+    Defaults,
+    Edge,
+    InputSpec,
+    Node,
+    TaskSpec,
+    ToolNode,
+    kind_of_node,
+)
 from agentflow.workflow.problems import Problem, quoted
 from agentflow.workflow.source import Source
 
@@ -27,7 +39,7 @@ def _workflow_name(value: str) -> str:
     )
 
 
-def _at_least_one(nodes: dict[str, Node]) -> dict[str, Node]:
+def _at_least_one(nodes: dict[str, AnyNode]) -> dict[str, AnyNode]:
     if nodes:
         return nodes
     raise mistake("a workflow needs at least one node")
@@ -44,7 +56,7 @@ class Workflow(StrictModel):
     inputs: dict[Name, InputSpec] = Field(default_factory=dict)
     defaults: Defaults = Field(default_factory=Defaults)
     agents: dict[Name, Agent]
-    nodes: Annotated[dict[Name, Node], AfterValidator(_at_least_one)]
+    nodes: Annotated[dict[Name, AnyNode], AfterValidator(_at_least_one)]
     edges: tuple[Edge, ...] = ()
     outputs: dict[Name, str] = Field(default_factory=dict)
     task: TaskSpec | None = None
@@ -79,9 +91,20 @@ class Workflow(StrictModel):
         return self._origins.problem(path, what, fix, key)
 
     def effective(self, node: str) -> Generation:
-        """Return how a node generates: its own settings over its agent's over the defaults."""
-        chosen = self.nodes[node]
+        """Return how an agent's node generates: its own settings over its agent's over the defaults."""
+        chosen = self.agent_node(node)
         return chosen.over(self.agents[chosen.agent].over(self.defaults))
+
+    def agent_node(self, node: str) -> Node:
+        """Return a node that an agent takes; `TypeError` for a tool's, which callers tell apart before."""
+        found = self.nodes[node]
+        if not isinstance(found, Node):
+            raise TypeError(f"'{node}' is the node of a tool")
+        return found
+
+    def is_tool(self, node: str) -> bool:
+        """Whether a tool does a node's work."""
+        return isinstance(self.nodes[node], ToolNode)
 
     def with_channel(self, spec: str | dict[str, Any] | ChannelSpec) -> Self:
         """Return the same workflow with every message on another channel, but for edges that are `fixed`."""
@@ -96,7 +119,10 @@ class Workflow(StrictModel):
 
 
 def with_defaults(data: Mapping[Any, Any]) -> dict[Any, Any]:
-    """Return the raw mapping with `defaults.model` and `defaults.channel` written where they are missing."""
+    """Return the raw mapping with `defaults.model` and `defaults.channel` written where they are missing.
+
+    An edge at whose end a tool stands is fixed, and text where nothing else is written: there is no other cache.
+    """
     filled = dict(data)
     found = data.get("defaults")
     defaults: Mapping[Any, Any] = found if isinstance(found, dict) else {}
@@ -106,8 +132,9 @@ def with_defaults(data: Mapping[Any, Any]) -> dict[Any, Any]:
     if edges is None:
         filled.pop("edges", None)
     elif isinstance(edges, list | tuple):
-        channel = defaults.get("channel") or DEFAULT_CHANNEL
-        filled["edges"] = tuple(_with(edge, "channel", channel) for edge in edges)
+        channel, tools = defaults.get("channel") or DEFAULT_CHANNEL, _tool_nodes(data.get("nodes"))
+        fixed = (_fixed(edge) if _touches(edge, tools) else edge for edge in edges)
+        filled["edges"] = tuple(_with(edge, "channel", channel) for edge in fixed)
     for section in ("inputs", "outputs", "defaults", "task"):
         if filled.get(section, ...) is None:
             del filled[section]  # `inputs:` with nothing below it means none
@@ -118,3 +145,19 @@ def _with(entry: Any, key: str, value: Any) -> Any:
     if isinstance(entry, dict) and entry.get(key) is None:
         return {**entry, key: value}
     return entry
+
+
+def _tool_nodes(nodes: Any) -> set[str]:
+    if not isinstance(nodes, dict):
+        return set()
+    return {name for name, node in nodes.items() if kind_of_node(node) == TOOL_TAG}
+
+
+def _touches(edge: Any, names: set[str]) -> bool:
+    if not isinstance(edge, dict):
+        return False
+    return any(isinstance(end := edge.get(key), str) and end in names for key in ("from", "to"))
+
+
+def _fixed(edge: Any) -> Any:
+    return _with({**edge, "fixed": True}, "channel", DEFAULT_CHANNEL)

@@ -12,7 +12,19 @@ from agentflow.errors import did_you_mean
 from agentflow.workflow.fields import NAME_RULE, OWN_ERROR
 from agentflow.workflow.location import KeyPath
 from agentflow.workflow.origins import Origins
-from agentflow.workflow.parts import Agent, Defaults, Edge, InputSpec, MapSpec, Node, OnError, RetrySpec
+from agentflow.workflow.parts import (
+    AGENT_TAG,
+    TOOL_TAG,
+    Agent,
+    Defaults,
+    Edge,
+    InputSpec,
+    MapSpec,
+    Node,
+    OnError,
+    RetrySpec,
+    ToolNode,
+)
 from agentflow.workflow.problems import Problem, described, quoted
 from agentflow.workflow.scalars import plain
 from agentflow.workflow.schema import Workflow
@@ -26,6 +38,7 @@ _MODELS: dict[KeyPath, type[BaseModel]] = {
     ("defaults",): Defaults,
     ("agents", _ANY): Agent,
     ("nodes", _ANY): Node,
+    ("nodes", _ANY, TOOL_TAG): ToolNode,
     ("nodes", _ANY, "map"): MapSpec,
     ("nodes", _ANY, "retry"): RetrySpec,
     ("nodes", _ANY, "on_error"): OnError,
@@ -59,6 +72,9 @@ _HINTS: dict[KeyPath, str] = {
     ("nodes", _ANY, "retry"): "Write `retry: 2` or `retry: {count: 2, wait: 1}`.",
 }
 
+# Keys that a part may have beside those of its model.
+_ELSEWHERE: dict[type[BaseModel], tuple[str, ...]] = {Agent: ("use",), Node: ("tool",)}
+
 
 def shape_problems(errors: Iterable[ErrorDetails], origins: Origins) -> list[Problem]:
     """Translate every error; a missing key is left out when a misspelt one explains it."""
@@ -87,22 +103,30 @@ def allowed_keys(path: KeyPath) -> list[str]:
     keys = [info.alias or name for name, info in model.model_fields.items()]
     if model is OnError:
         return ["fallback"]  # what the short forms stand for is not written
-    return [*keys, "use"] if model is Agent else keys
+    return [*keys, *_ELSEWHERE.get(model, ())]
+
+
+def untagged(path: KeyPath) -> KeyPath:
+    """Return where an error stands in the file: pydantic puts a node's kind behind its name."""
+    return (*path[:2], *path[3:]) if path[:1] == ("nodes",) and path[2:3] in ((AGENT_TAG,), (TOOL_TAG,)) else path
 
 
 def _shape(path: KeyPath) -> KeyPath:
-    is_entry = len(path) > 1 and path[0] in ("inputs", "agents", "nodes", "edges")
-    return (path[0], _ANY, *path[2:]) if is_entry else path
+    is_tool = path[:1] == ("nodes",) and path[2:] == (TOOL_TAG,)
+    kept = path if is_tool else untagged(path)
+    is_entry = len(kept) > 1 and kept[0] in ("inputs", "agents", "nodes", "edges")
+    return (kept[0], _ANY, *kept[2:]) if is_entry else kept
 
 
 def _problem(error: ErrorDetails, origins: Origins, advise: bool = True) -> Problem:
-    path, kind = error["loc"], error["type"]
+    tagged, kind = error["loc"], error["type"]
+    path = untagged(tagged)
     if path and path[-1] == "[key]":
         path = path[:-1]
         what, fix = _own(error) if kind == OWN_ERROR else (f"{described(error['input'])} is no name", NAME_RULE)
         return origins.problem(path, what, fix, key=True)
     if kind == "extra_forbidden":
-        fix = did_you_mean(str(path[-1]), allowed_keys(path[:-1])) if advise else ""
+        fix = did_you_mean(str(path[-1]), allowed_keys(tagged[:-1])) if advise else ""
         return origins.problem(path, f"unknown key {quoted(path[-1])}", fix, key=True)
     if kind == "invalid_key":
         return origins.problem(path, "a key must be text here", "Put it in quotes.", key=True)

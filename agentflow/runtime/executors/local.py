@@ -28,3 +28,17 @@ class LocalExecutor:
         """Let running work end and take no more, the oldest lane first."""
         for lane in list(self._lanes.values()):
             lane.shutdown(wait=True, cancel_futures=True)
+
+
+def detached(work: Callable[[], T]) -> Future[T]:
+    """Run `work` on a thread of its own that nobody has to wait for, not even the end of the program."""
+    future: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(work())
+        except BaseException as error:  # noqa: BLE001 - it is raised again where the result is asked for
+            future.set_exception(error)
+
+    threading.Thread(target=run, name="agentflow-tool", daemon=True).start()
+    return future
