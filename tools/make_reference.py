@@ -62,6 +62,10 @@ MEANINGS: dict[tuple[str, str], str] = {
     ("Agent", "description"): "a line for people",
     ("Node", "agent"): "one of `agents`",
     ("Node", "prompt"): "the template of what the agent is asked",
+    (
+        "Node",
+        "choose",
+    ): "an expression that gives a list of answers: the likeliest is taken (with `temperature`, one is drawn)",
     ("ToolNode", "tool"): "a registered tool, or a function of the file that `--tools` names",
     ("ToolNode", "with"): "its arguments by name: templates, or values that may hold templates",
     ("ToolNode", "timeout"): "seconds after which a call is given up, which is an error",

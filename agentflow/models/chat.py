@@ -78,6 +78,11 @@ def _rendered(tokenizer: Any, turns: Sequence[Turn], *, reply: bool) -> str:
         raise ModelError(f"The model's chat template refuses this conversation: {error}") from error
 
 
+def tokens_of(tokenizer: Any, text: str) -> list[int]:
+    """Token ids of a text inside a conversation, such as a whole answer."""
+    return [int(i) for i in tokenizer(text, add_special_tokens=False)["input_ids"]]
+
+
 def prompt_span(tokenizer: Any, system: str, prompt: str, history: Sequence[Turn]) -> tuple[list[int], slice]:
     """An agent's turn behind `history` up to where it answers, and which of its tokens are the prompt's own words.
 

@@ -23,11 +23,15 @@ from agentflow.kv.cache import KVCache
 from agentflow.kv.payload import Fingerprint
 from agentflow.models.attention import Plan, Segment, planned
 from agentflow.models.batching import SHARE_OF_FREE, free_bytes, halving, split
+from agentflow.models.choosing import choose
 from agentflow.models.decoding import Row
 from agentflow.models.loading import LoadedModel
 from agentflow.models.prefixes import PrefixStore
 from agentflow.models.requests import Generation, Request, Score
 from agentflow.models.tally import count
+
+LOGITS = 1 << 26
+"""Logits that are looked at together where whole answers are scored: 256 MiB in float32."""
 
 
 @dataclass(eq=False)
@@ -93,6 +97,11 @@ class Engine:
         return bool(getattr(config, "sliding_window", None) and getattr(config, "use_sliding_window", True))
 
     @property
+    def vocabulary(self) -> int:
+        """How many tokens there are to choose from."""
+        return int(self.loaded.model.config.get_text_config().vocab_size)
+
+    @property
     def bytes_per_position(self) -> int:
         """What one position of a cache costs."""
         return self.fingerprint.geometry.scalars_per_position * self.loaded.dtype.itemsize
@@ -127,8 +136,9 @@ class Engine:
             return []
         with torch.no_grad():
             budget = self._memory_budget or int(SHARE_OF_FREE * free_bytes(self.loaded.device))
-            batches = split(requests, self.bytes_per_position, budget)
-            return [answer for batch in batches for answer in halving(self._decode, batch)]
+            batches = split([r for r in requests if not r.choices], self.bytes_per_position, budget)
+            answers = (answer for batch in batches for answer in halving(self._decode, batch))
+            return [choose(self, r) if r.choices else next(answers) for r in requests]
 
     def score(
         self, prefix: KVCache | None, prompt: Sequence[int], answer: Sequence[int], *, keep_distribution: bool = False
@@ -143,6 +153,19 @@ class Engine:
         log_probs = logits[0, :-1].float().log_softmax(dim=-1)
         chosen = log_probs.gather(1, torch.tensor(answer, device=log_probs.device)[:, None])[:, 0]
         return Score(chosen.cpu(), log_probs.cpu() if keep_distribution else None)
+
+    def likelihoods(self, prefix: KVCache | None, token_id: int, answers: Sequence[Sequence[int]]) -> list[float]:
+        """How likely each answer is behind `prefix` and one more token: natural logarithms, summed over its tokens.
+
+        The answers are rows of one batch (several, where memory asks for that) that share the prefix.
+        """
+        requests = [Request((token_id, *answer), prefix) for answer in answers]
+        for request in requests:
+            self.check(request)
+        most = max(1, LOGITS // (self.vocabulary * max(len(r.token_ids) for r in requests)))
+        with torch.no_grad():
+            blocks = (requests[n : n + most] for n in range(0, len(requests), most))
+            return [total for block in blocks for total in halving(self._likelihoods, block)]
 
     def check(self, request: Request) -> None:
         """Refuse what `generate` can't answer.
@@ -166,6 +189,17 @@ class Engine:
             )
 
     # -- inside -----------------------------------------------------------------------------------------
+
+    def _likelihoods(self, requests: Sequence[Request]) -> list[float]:
+        """Of every row's tokens but the first, given those before."""
+        longest = max(len(r.token_ids) for r in requests)
+        logits, _ = self._forward(requests, keep=longest)
+        totals = []
+        for row, request in zip(logits, requests, strict=True):
+            own = row[-len(request.token_ids) : -1].float().log_softmax(dim=-1)
+            asked = torch.tensor(request.token_ids[1:], device=own.device)[:, None]
+            totals.append(float(own.gather(1, asked).sum()))
+        return totals
 
     def _decode(self, requests: Sequence[Request]) -> list[Generation]:
         start = time.perf_counter()

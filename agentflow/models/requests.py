@@ -34,6 +34,8 @@ class Request:
         stop: strings that end the answer and are cut off it.
         deadline: seconds from the start of the call after which decoding ends.
         keep_cache: return the cache of prefix, prompt and answer.
+        choices: tokens of the answers to choose from; where there are some, nothing else is answered. How likely each
+            is, with the end behind it, takes the place of single tokens: `sampling` chooses among them.
         cancelled: asked before every step; true ends the row.
         on_token: called with each new piece of text.
     """
@@ -45,6 +47,7 @@ class Request:
     stop: tuple[str, ...] = ()
     deadline: float | None = None
     keep_cache: bool = False
+    choices: tuple[tuple[int, ...], ...] = ()
     cancelled: Callable[[], bool] | None = None
     on_token: Callable[[str], None] | None = None
 

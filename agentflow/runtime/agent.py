@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from agentflow.channels.base import Channel, Context, Message, Task
 from agentflow.kv.payload import Payload, Turn
-from agentflow.models.chat import append_turn, conversation, render
+from agentflow.models.chat import append_turn, conversation, render, tokens_of
 from agentflow.models.engine import Engine
 from agentflow.models.requests import Generation, Request, Sampling
 from agentflow.models.tally import tallied
@@ -80,6 +80,7 @@ def plan_turn(
     prompt: str,
     deliveries: Sequence[Delivery],
     settings: GenerationSettings,
+    choices: Sequence[str] | None = None,
     seed: int,
     keep_cache: bool,
     reuse: bool,
@@ -89,6 +90,7 @@ def plan_turn(
     """Join what was received with the agent's own prompt into a request.
 
     Args:
+        choices: the answers it may give; by default any.
         reuse: look for computed prefixes in the engine's store, and let the answer's cache go there.
 
     Raises:
@@ -96,7 +98,10 @@ def plan_turn(
     """
     start = time.perf_counter()
     history, note, caches = gather([d.context for d in deliveries], [d.result.sender for d in deliveries])
+    options = tuple(tuple(tokens_of(engine.tokenizer, choice)) for choice in choices or ())
     new_tokens = DEFAULT_NEW_TOKENS if settings.max_new_tokens is None else settings.max_new_tokens
+    if options:
+        new_tokens = max(map(len, options)) + 1  # with the end behind it
     turns = conversation(system, f"{note}\n\n{prompt}" if note else prompt, history)
     token_ids = render(engine.tokenizer, turns, reply=new_tokens > 0)
     foundation = lay(engine, token_ids, caches, reuse=reuse)
@@ -109,6 +114,7 @@ def plan_turn(
         stop=settings.stop or (),
         deadline=settings.timeout,
         keep_cache=keep_cache or reuse,
+        choices=options,
         cancelled=cancelled,
         on_token=on_token,
     )

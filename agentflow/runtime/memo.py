@@ -47,4 +47,4 @@ class Memo:
         request = plan.request
         if plan.deliveries or request.prefix is not None:
             return None
-        return (id(engine), request.token_ids, request.max_new_tokens, request.sampling, request.stop)
+        return (id(engine), request.token_ids, request.max_new_tokens, request.sampling, request.stop, request.choices)

@@ -22,7 +22,7 @@ from agentflow.workflow.graph import ancestors, build_graph
 from agentflow.workflow.location import KeyPath
 from agentflow.workflow.parts import ToolNode
 from agentflow.workflow.references import mentioned
-from agentflow.workflow.templates import render, render_value
+from agentflow.workflow.templates import TemplateError, evaluate, render, render_value
 
 
 @dataclass(frozen=True)
@@ -31,12 +31,14 @@ class Question:
 
     Attributes:
         seed: the unit's own, derived from the run's.
+        choices: the answers it may give; None where it is free.
     """
 
     system: str
     prompt: str
     settings: Generation
     seed: int
+    choices: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -67,7 +69,9 @@ class Questions:
         workflow = self.binding.workflow
         node = workflow.agent_node(unit.node)
         prompt = self._rendered(unit, state, node.prompt, ("prompt",))
-        return Question(workflow.agents[node.agent].system, prompt, workflow.effective(unit.node), self.seed(unit))
+        choices = None if node.choose is None else self._choices(unit, state, node.choose)
+        settings = workflow.effective(unit.node)
+        return Question(workflow.agents[node.agent].system, prompt, settings, self.seed(unit), choices)
 
     def call(self, unit: Unit, state: ItemState) -> Call:
         """Render what a tool's unit is called with. Raises `TemplateError`."""
@@ -109,13 +113,23 @@ class Questions:
             return [self._value(unit, state, inner, (*path, place)) for place, inner in enumerate(value)]
         return value
 
-    def _seen(self, unit: Unit, state: ItemState, template: str) -> dict[str, Any]:
+    def _seen(self, unit: Unit, state: ItemState, template: str, *, is_expression: bool = False) -> dict[str, Any]:
         """What a template of a unit sees: of a child, its element as well."""
         node = self.binding.workflow.nodes[unit.node]
-        context = self.context(unit.node, template, state)
+        context = self.context(unit.node, template, state, is_expression=is_expression)
         if node.map is not None and unit.child is not None:
             context |= {node.map.item: state.elements[unit.node][unit.child], "index": unit.child}
         return context
+
+    def _choices(self, unit: Unit, state: ItemState, expression: str) -> tuple[str, ...]:
+        where = self._where(unit, ("choose",))
+        found = evaluate(expression, self._seen(unit, state, expression, is_expression=True), where=where)
+        if not isinstance(found, list | tuple) or not found or not all(isinstance(c, str) and c.strip() for c in found):
+            fix = "It must give a list of texts, as `inputs.options` does."
+            raise TemplateError(
+                f"`choose` gave {found!r:.60}, which are no answers to choose from.", where=where, fix=fix
+            )
+        return tuple(found)
 
     def _where(self, unit: Unit, path: KeyPath) -> str:
         return str(self.binding.workflow.location(("nodes", unit.node, *path)))
@@ -149,7 +163,9 @@ class Questions:
             [edge.sender, channel.name, channel.settings.model_dump(mode="json"), state.digest(edge.sender)]
             for _, edge, channel in self.binding.incoming(unit.node)
         ]
+        choices = {} if question.choices is None else {"choices": _digest(question.choices)}
         return {
+            **choices,
             "prompt": _digest(question.prompt),
             "instructions": _digest(question.system),
             "settings": _digest(question.settings.settings),

@@ -177,6 +177,7 @@ class Turns:
             prompt=question.prompt,
             deliveries=deliveries,
             settings=question.settings,
+            choices=question.choices,
             seed=self.questions.seed(unit, state.failures[unit.node, unit.child]),
             keep_cache=self._keeps_cache(unit.node),
             reuse=self.options.reuse,

@@ -149,6 +149,7 @@ class Node(Generation, Step):
 
     agent: str
     prompt: str
+    choose: NonEmpty | None = None
 
     @property
     def doer(self) -> str:

@@ -47,6 +47,8 @@ class PromptChecks:
         local = {node.map.item, "index"} if node.map else set()
         if isinstance(node, Node):
             yield from self._text(("nodes", name, "prompt"), node.prompt, name, local)
+            if node.choose is not None:
+                yield from self._text(("nodes", name, "choose"), node.choose, name, local, is_expression=True)
         else:
             for path, text in texts_in(node.arguments):
                 yield from self._text(("nodes", name, "with", *path), text, name, local)
