@@ -16,7 +16,8 @@ LEAST_BY_THRESHOLD = 64
 class LatentBriefingSettings(ChannelSettings):
     """Settings of `latent_briefing`.
 
-    The published scoring is `head_weights: uniform, first_layer: 0, scored_by: turn, smooth: 1, prior: none`.
+    As published: `gaps: keep`, and the scoring `head_weights: uniform, first_layer: 0, scored_by: turn, smooth: 1,
+    prior: none`.
     """
 
     threshold: Literal["mad", "ratio", "top_k"] = Field(default="mad", description="how the number kept is decided")
@@ -33,6 +34,11 @@ class LatentBriefingSettings(ChannelSettings):
     )
     most: int | None = Field(default=None, ge=1, description="keep at most so many positions")
     selection: Literal["shared", "per_head"] = Field(default="shared", description="one selection, or one a head")
+    gaps: Literal["close", "keep"] = Field(
+        default="close",
+        description="close: kept keys are turned to stand right behind one another, and the receiver behind them; "
+        "keep: everything stays where it was",
+    )
     refit: Literal["none", "beta", "values", "both"] = Field(default="both", description="what is fitted")
     ridge: float = Field(default=0.1, gt=0, description="pull of the values toward what they were")
     queries: Literal["task", "repeat", "both"] = Field(

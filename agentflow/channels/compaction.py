@@ -11,6 +11,7 @@ from agentflow.channels.briefing_settings import LatentBriefingSettings
 from agentflow.channels.selection import Scene, select
 from agentflow.kv.cache import KVCache
 from agentflow.kv.matching import fit
+from agentflow.kv.rope import turn
 
 FITTED_TOKENS = 64
 """The last tokens of the receiver's turn that are fitted to: the answer is asked from there, and time is bounded."""
@@ -30,25 +31,46 @@ def compact(scene: Scene, settings: LatentBriefingSettings) -> Briefing:
     cache = scene.cache
     kept, own = select(scene, settings)
     each = kept if own is None else own
+    keys = tuple(_pick(k, each, layer) for layer, k in enumerate(cache.keys))
+    queries = _references(scene, settings)
+    rotary = None if cache.rotary is None else cache.rotary[kept]
+    moved = None
+    if _closes_gaps(scene, settings, len(kept)):
+        rotary = torch.arange(len(kept), device=kept.device)
+        queries_there = turn(queries, len(kept) - cache.next_rotary, scene.engine.loaded.ropes)
+        keys = turn(keys, _steps(cache, each), scene.engine.loaded.ropes)
+        moved = queries_there, keys
     found = fit(
-        _references(scene, settings),
+        queries,
         cache.keys,
         cache.values,
         each,
         scene.engine.attention_scale,
+        moved=moved,
         biases=cache.bias,
         bias=settings.refit in ("beta", "both"),
         refit_values=settings.refit in ("values", "both"),
         ridge=settings.ridge,
     )
-    keys = tuple(_pick(k, each, layer) for layer, k in enumerate(cache.keys))
-    small = KVCache(keys, found.values, cache.positions[kept], cache.next_position, found.bias)
+    small = KVCache(keys, found.values, cache.positions[kept], cache.next_position, found.bias, rotary)
     stats = {
         "kept_share": len(kept) / max(1, len(cache)),
         "output_error": found.output_error,
         "mass_error": found.mass_error,
     }
     return Briefing(small, stats)
+
+
+def _closes_gaps(scene: Scene, settings: LatentBriefingSettings, kept: int) -> bool:
+    """Whether keys move: there are gaps, and the model places its tokens by turning keys alone."""
+    turns = any(rope is not None for rope in scene.engine.loaded.ropes)
+    return settings.gaps == "close" and turns and kept < scene.cache.next_rotary
+
+
+def _steps(cache: KVCache, kept: Tensor) -> list[Tensor]:
+    """How far the kept keys of each layer are turned to stand at 0, 1, 2, … in their order."""
+    behind = torch.arange(kept.shape[-1], device=kept.device) - cache.rotary_positions[kept]
+    return [behind if kept.ndim == 1 else behind[layer] for layer in range(len(cache.keys))]
 
 
 def _references(scene: Scene, settings: LatentBriefingSettings) -> tuple[Tensor, ...]:

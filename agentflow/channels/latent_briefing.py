@@ -2,8 +2,9 @@
 
 After Latent Briefing (Ramp Labs, April 2026) on Attention Matching (arXiv 2602.16284): queries of the receiver's own
 prompt score the positions of the trajectory; one selection for all layers and heads keeps those that stand out; biases
-and values of what is kept are fitted so that the receiver attends as it would have to everything. Kept keys stay at
-their positions, and the receiver's tokens begin behind the original length.
+and values of what is kept are fitted so that the receiver attends as it would have to everything. Where holes are left,
+kept keys are turned to stand right behind one another and the receiver's tokens follow them; as published, they stay
+where they were (`gaps: keep`).
 """
 
 from __future__ import annotations

@@ -103,7 +103,8 @@ Body = TextBody | CacheBody | QuantizedBody | CodesBody
 
 
 def _travelling_bytes(body: CacheBody | QuantizedBody) -> int:
-    return body.cache.nbytes + 8 * (len(body.token_ids) + len(body.cache)) + _text_bytes(body.turns)
+    numbers = len(body.token_ids) + len(body.cache) * (1 if body.cache.rotary is None else 2)
+    return body.cache.nbytes + 8 * numbers + _text_bytes(body.turns)
 
 
 def _text_bytes(turns: Sequence[Turn]) -> int:

@@ -2,8 +2,9 @@
 
 A `KVCache` is one sequence's attention state: per layer the keys (after RoPE) and values of the positions that
 are kept. It is immutable: operations return new caches and share memory where they can. Positions are explicit
-because a compacted cache has holes: entry `i` stands at `positions[i]`, and the next token takes
-`next_position`, however few entries are left.
+because a compacted cache has holes: entry `i` is token `positions[i]` of its sequence, and the next token is
+`next_position`, however few entries are left. Once such holes have been closed, where a token stands in its sequence
+and how far RoPE has turned its key are two things: `rotary` says the second.
 """
 
 from __future__ import annotations
@@ -33,6 +34,8 @@ class KVCache:
         next_position: the position the next token takes; greater than every entry of `positions`.
         bias: per layer `(kv_heads, T)`, added to the attention logits of these keys (β of Attention Matching,
             arXiv 2602.16284), or None for zero everywhere.
+        rotary: `(T,)` int64, strictly increasing: the positions that RoPE has turned the keys to, or None where these
+            are `positions`. The next token is then turned to the place right behind the last entry.
     """
 
     keys: tuple[Tensor, ...]
@@ -40,6 +43,7 @@ class KVCache:
     positions: Tensor
     next_position: int
     bias: tuple[Tensor, ...] | None = None
+    rotary: Tensor | None = None
     _arena: Arena | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
@@ -56,6 +60,8 @@ class KVCache:
                 )
         if self.bias is not None and [tuple(b.shape) for b in self.bias] != [tuple(k.shape[:2]) for k in self.keys]:
             raise PayloadError("The bias of a cache must have one number for each KV head and position.")
+        if self.rotary is not None and self.rotary.shape != self.positions.shape:
+            raise PayloadError(f"A cache of {length} positions has {self.rotary.numel()} rotary ones.")
 
     def __len__(self) -> int:
         return int(self.positions.shape[0])
@@ -88,6 +94,18 @@ class KVCache:
         return sum(t.untyped_storage().nbytes() for t in (*self.keys, *self.values, *(self.bias or ())))
 
     @property
+    def rotary_positions(self) -> Tensor:
+        """`(T,)` the positions that the keys are turned to."""
+        return self.positions if self.rotary is None else self.rotary
+
+    @property
+    def next_rotary(self) -> int:
+        """The position that the next token's key is turned to."""
+        if self.rotary is None:
+            return self.next_position
+        return int(self.rotary[-1]) + 1 if len(self) else 0
+
+    @property
     def contiguous(self) -> bool:
         """Whether every position from 0 to `next_position` is kept, unbiased: nothing was compacted away."""
         return len(self) == self.next_position and self.bias is None
@@ -106,9 +124,16 @@ class KVCache:
         def pick(tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
             return tuple(t.index_select(1, index.to(t.device)) for t in tensors)
 
-        kept = self.positions[index.to(self.positions.device)]
-        bias = None if self.bias is None else pick(self.bias)
-        return replace(self, keys=pick(self.keys), values=pick(self.values), positions=kept, bias=bias, _arena=None)
+        at = index.to(self.positions.device)
+        return replace(
+            self,
+            keys=pick(self.keys),
+            values=pick(self.values),
+            positions=self.positions[at],
+            bias=None if self.bias is None else pick(self.bias),
+            rotary=None if self.rotary is None else self.rotary[at],
+            _arena=None,
+        )
 
     def before(self, position: int) -> KVCache:
         """The part that stands before `position`, as views; the next token then takes `position`."""
@@ -124,6 +149,7 @@ class KVCache:
             positions=self.positions[:n],
             next_position=position,
             bias=None if self.bias is None else tuple(b[:, :n] for b in self.bias),
+            rotary=None if self.rotary is None else self.rotary[:n],
         )
 
     def extend(self, keys: Sequence[Tensor], values: Sequence[Tensor]) -> KVCache:
@@ -143,11 +169,13 @@ class KVCache:
         if n == 0:
             return self
         arena, all_keys, all_values = Arena.append(self._arena, self.keys, self.values, keys, values)
-        new = torch.arange(self.next_position, self.next_position + n, device=self.positions.device)
+        new = torch.arange(n, device=self.positions.device)
         bias = None
         if self.bias is not None:
             bias = tuple(torch.cat([b, b.new_zeros(b.shape[0], n)], dim=1) for b in self.bias)
-        return KVCache(all_keys, all_values, torch.cat([self.positions, new]), self.next_position + n, bias, arena)
+        positions = torch.cat([self.positions, new + self.next_position])
+        rotary = None if self.rotary is None else torch.cat([self.rotary, new + self.next_rotary])
+        return KVCache(all_keys, all_values, positions, self.next_position + n, bias, rotary, arena)
 
     def followed_by(self, other: KVCache) -> KVCache:
         """Join two caches whose positions already follow each other (see `rope.shift` for moving one)."""
@@ -165,12 +193,16 @@ class KVCache:
             bias = tuple(
                 torch.cat([a, b.to(a)], dim=1) for a, b in zip(self.bias_or_zero(), other.bias_or_zero(), strict=True)
             )
+        rotary = None
+        if self.rotary is not None or other.rotary is not None:
+            rotary = torch.cat([self.rotary_positions, other.rotary_positions.to(self.positions.device)])
         return KVCache(
             tuple(torch.cat([a, b.to(a)], dim=1) for a, b in zip(self.keys, other.keys, strict=True)),
             tuple(torch.cat([a, b.to(a)], dim=1) for a, b in zip(self.values, other.values, strict=True)),
             torch.cat([self.positions, other.positions.to(self.positions.device)]),
             other.next_position,
             bias,
+            rotary,
         )
 
     def bias_or_zero(self) -> tuple[Tensor, ...]:
@@ -187,7 +219,8 @@ class KVCache:
         before, after = (*self.keys, *self.values, *(self.bias or ())), (*keys, *values, *(bias or ()))
         if positions is self.positions and all(a is b for a, b in zip(before, after, strict=True)):
             return self  # with its arena: a cache that is moved for every turn would otherwise be copied for each
-        return KVCache(keys, values, positions, self.next_position, bias)
+        rotary = None if self.rotary is None else self.rotary.to(device=target)
+        return KVCache(keys, values, positions, self.next_position, bias, rotary)
 
     @classmethod
     def stacked(cls, keys: Sequence[Tensor], values: Sequence[Tensor], start: int = 0) -> KVCache:

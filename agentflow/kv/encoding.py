@@ -45,6 +45,8 @@ def encode(payload: Payload) -> tuple[dict[str, Tensor], dict[str, Any]]:
         }
         tensors["token_ids"] = torch.tensor(body.token_ids, dtype=torch.int64)
         tensors["positions"] = cache.positions
+        if cache.rotary is not None:
+            tensors["rotary"] = cache.rotary
         tensors |= _numbered("bias", cache.bias or ())
         if isinstance(cache, KVCache):
             tensors |= _numbered("key", cache.keys) | _numbered("value", cache.values)
@@ -55,7 +57,7 @@ def encode(payload: Payload) -> tuple[dict[str, Tensor], dict[str, Any]]:
             tensors |= _numbered("sinks.key", cache.sinks.keys) | _numbered("sinks.value", cache.sinks.values)
             tensors |= _grouped_tensors("key", cache.keys) | _grouped_tensors("value", cache.values)
         try:
-            _check_tokens(cache.positions, cache.next_position, tensors["token_ids"])
+            _check_tokens(cache.positions, cache.next_position, tensors["token_ids"], cache.rotary)
         except ValueError as error:
             raise PayloadError(f"The payload from '{payload.header.sender}' can't travel: {error}.") from None
     return tensors, {"header": asdict(payload.header), "body": rest}
@@ -77,7 +79,7 @@ def decode(tensors: Mapping[str, Tensor], content: Mapping[str, Any]) -> Payload
         body = CodesBody({name.removeprefix("codes."): t for name, t in tensors.items()}, dict(rest["settings"]))
     elif rest["kind"] in ("cache", "quantized"):
         positions, ids = tensors["positions"], tensors["token_ids"]
-        _check_tokens(positions, int(rest["next_position"]), ids)
+        _check_tokens(positions, int(rest["next_position"]), ids, tensors.get("rotary"))
         cache = _cache(tensors, rest) if rest["kind"] == "cache" else _quantized(tensors, rest)
         tokens, turns, head = tuple(ids.tolist()), turns_of(rest["turns"]), int(rest["head"])
         if not 0 <= head <= len(tokens):
@@ -111,7 +113,7 @@ def _cache(tensors: Mapping[str, Tensor], rest: Mapping[str, Any]) -> KVCache:
     keys, values = _take(tensors, "key", n), _take(tensors, "value", n)
     if not all(t.is_floating_point() for t in (*keys, *values, *(bias or ()))):
         raise ValueError("its keys and values are no real numbers")
-    return KVCache(keys, values, tensors["positions"], int(rest["next_position"]), bias)
+    return KVCache(keys, values, tensors["positions"], int(rest["next_position"]), bias, tensors.get("rotary"))
 
 
 def _quantized(tensors: Mapping[str, Tensor], rest: Mapping[str, Any]) -> QuantizedCache:
@@ -126,6 +128,7 @@ def _quantized(tensors: Mapping[str, Tensor], rest: Mapping[str, Any]) -> Quanti
         positions,
         int(rest["next_position"]),
         _take(tensors, "bias", n) if rest["biased"] else None,
+        tensors.get("rotary"),
         _DTYPES[rest["dtype"]],
     )
     for like, key, value in zip(first.keys, cache.keys, cache.values, strict=True):
@@ -155,7 +158,7 @@ def _take(tensors: Mapping[str, Tensor], part: str, layers: int) -> tuple[Tensor
     return tuple(tensors[f"layers.{layer}.{part}"] for layer in range(layers))
 
 
-def _check_tokens(positions: Tensor, next_position: int, token_ids: Tensor) -> None:
+def _check_tokens(positions: Tensor, next_position: int, token_ids: Tensor, rotary: Tensor | None) -> None:
     """Refuse positions and tokens that no sender of ours writes."""
     if positions.dtype != torch.int64 or token_ids.dtype != torch.int64 or positions.ndim != 1:
         raise ValueError("its positions or tokens are no whole numbers")
@@ -164,3 +167,9 @@ def _check_tokens(positions: Tensor, next_position: int, token_ids: Tensor) -> N
         raise ValueError("its positions are not increasing")
     if token_ids.shape != (next_position,):
         raise ValueError(f"it has {token_ids.numel()} tokens for {next_position} positions")
+    if rotary is None:
+        return
+    if rotary.dtype != torch.int64 or rotary.shape != positions.shape:
+        raise ValueError("its rotary positions are others than its positions")
+    if not bool((torch.cat([ends[0], rotary]).diff() > 0).all()):
+        raise ValueError("its rotary positions are not increasing")

@@ -31,7 +31,7 @@ def concat(caches: Sequence[KVCache], ropes: Sequence[Rope | None], *, drop_sink
         raise PayloadError("There is no cache to join.")
     joined = caches[0]
     for cache in caches[1:]:
-        moved = shift(cache, joined.next_position, ropes)
+        moved = shift(cache, joined.next_position, ropes, rotary=joined.next_rotary)
         if drop_sinks:
             moved = moved.select(torch.arange(min(drop_sinks, len(moved)), len(moved)))
         joined = joined.followed_by(moved)

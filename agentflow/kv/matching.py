@@ -63,7 +63,8 @@ def attention_scores(
     """
 
     def of(layers: Sequence[int]) -> list[Tensor]:
-        probabilities = _probabilities(queries, keys, layers, scale, biases)
+        logits = _logits(queries, keys, layers, scale, _stacked(biases, layers))
+        probabilities = logits.sub_(_mass(logits)).exp_()
         b, kv_heads, rows, length = probabilities.shape
         n = queries[layers[0]].shape[1]
         rms = probabilities.reshape(b, kv_heads, rows // n, n, length).square_().mean(dim=3).sqrt_()
@@ -79,6 +80,7 @@ def fit(
     kept: Tensor,
     scale: float,
     *,
+    moved: tuple[Sequence[Tensor], Sequence[Tensor]] | None = None,
     biases: Sequence[Tensor] | None = None,
     bias: bool = True,
     refit_values: bool = True,
@@ -91,6 +93,8 @@ def fit(
     Args:
         queries, keys, biases: as in `attention_scores`; `values` per layer `(kv_heads, T, value_dim)`.
         kept: `(kept,)` positions for all heads, or `(layers, kv_heads, kept)` of each head's own.
+        moved: the queries and the kept keys, per layer `(kv_heads, kept, head_dim)`, as they will meet, where RoPE
+            has turned them to other positions by then; what they are to give stays what it was.
         bias: fit β, on top of `biases`; otherwise these stay.
         refit_values: fit the values; otherwise they stay.
         ridge: λ as a share of the mean of the Gram matrix's diagonal.
@@ -99,18 +103,25 @@ def fit(
     """
 
     def of(layers: Sequence[int]) -> list[_Part]:
-        probabilities = _probabilities(queries, keys, layers, scale, biases)
+        logits = _logits(queries, keys, layers, scale, _stacked(biases, layers))
         v = torch.stack([values[layer] for layer in layers]).float()
-        index = _index(kept, layers, probabilities)
-        a = probabilities.gather(3, index.unsqueeze(2).expand(-1, -1, probabilities.shape[2], -1))
+        index = _index(kept, layers, logits)
+        before = _stacked(biases, layers)
+        if before is not None:
+            before = before.gather(2, index)
+        mass = _mass(logits)
+        if moved is None:
+            chosen = logits.gather(3, index.unsqueeze(2).expand(-1, -1, logits.shape[2], -1))
+        else:
+            chosen = _logits(*moved, layers, scale, before)
+        a = chosen.sub_(mass).exp_()
+        probabilities = logits.sub_(mass).exp_()
         own = v.gather(2, index.unsqueeze(3).expand(-1, -1, -1, v.shape[3]))
         target = probabilities @ v
         use, check = _parts(queries[layers[0]].shape[1], probabilities.shape[2], held_out, probabilities.device)
         w = mass_weights(a[:, :, use], bounds) if bias else torch.ones_like(a[:, :, 0])
         made = refit(_normalised(a[:, :, use], w), own, target[:, :, use], ridge) if refit_values else own
-        beta = w.log()
-        if biases is not None:
-            beta = beta + torch.stack([biases[layer] for layer in layers]).to(beta).gather(2, index)
+        beta = w.log() if before is None else w.log() + before
         return [_Part(layers, beta, made, _errors(a[:, :, check], w, made, target[:, :, check]))]
 
     parts = [part for layers in _blocks(queries, keys) for part in in_halves(of, layers)]
@@ -186,30 +197,38 @@ def _blocks(queries: Sequence[Tensor], keys: Sequence[Tensor]) -> Iterator[list[
         yield block
 
 
-def _probabilities(
-    queries: Sequence[Tensor],
-    keys: Sequence[Tensor],
-    layers: Sequence[int],
-    scale: float,
-    biases: Sequence[Tensor] | None,
+def _logits(
+    queries: Sequence[Tensor], keys: Sequence[Tensor], layers: Sequence[int], scale: float, biases: Tensor | None
 ) -> Tensor:
-    """`(layers, kv_heads, group·n, T)` attention of the grouped queries over all keys, in float32."""
+    """`(layers, kv_heads, group·n, T)` of the grouped queries and all keys, in float32.
+
+    Args:
+        biases: `(layers, kv_heads, T)`, added.
+    """
     k = torch.stack([keys[layer] for layer in layers]).float()
     q = torch.stack([queries[layer] for layer in layers]).float()
     b, heads, n, d = q.shape
     grouped = q.reshape(b, k.shape[1], heads // k.shape[1] * n, d)
     logits = (grouped @ k.transpose(-1, -2)).mul_(scale)
-    if biases is None:
-        return logits.softmax(dim=-1)
-    added = torch.stack([biases[layer] for layer in layers]).to(logits)
-    return (logits + added.unsqueeze(2)).softmax(dim=-1).nan_to_num_(0.0)  # a head that sees nothing attends to nothing
+    return logits if biases is None else logits.add_(biases.unsqueeze(2))
 
 
-def _index(kept: Tensor, layers: Sequence[int], probabilities: Tensor) -> Tensor:
+def _stacked(biases: Sequence[Tensor] | None, layers: Sequence[int]) -> Tensor | None:
+    """`(layers, kv_heads, T)` in float32."""
+    return None if biases is None else torch.stack([biases[layer] for layer in layers]).float()
+
+
+def _mass(logits: Tensor) -> Tensor:
+    """The logarithm of each row's attention mass `(…, 1)`; 0 for a head that sees nothing: it attends to nothing."""
+    mass = logits.logsumexp(dim=-1, keepdim=True)
+    return mass.masked_fill_(mass == float("-inf"), 0.0)
+
+
+def _index(kept: Tensor, layers: Sequence[int], logits: Tensor) -> Tensor:
     """`(layers, kv_heads, kept)` positions for this block."""
     if kept.ndim == 1:
-        return kept.to(probabilities.device).expand(len(layers), probabilities.shape[1], -1)
-    return kept[list(layers)].to(probabilities.device)
+        return kept.to(logits.device).expand(len(layers), logits.shape[1], -1)
+    return kept[list(layers)].to(logits.device)
 
 
 def _parts(n: int, rows: int, held_out: int, device: torch.device) -> tuple[Tensor, Tensor]:

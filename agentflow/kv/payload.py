@@ -28,7 +28,7 @@ __all__ = [
     "turns_of",
 ]
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 COMPARED = ("geometry", "weights", "tokenizer", "rope")
 """What of a fingerprint must be equal."""
 

@@ -35,6 +35,7 @@ class QuantizedCache:
         positions: `(T,)`, as in `KVCache`; sinks included.
         next_position: as in `KVCache`.
         bias: as in `KVCache`, not quantised.
+        rotary: as in `KVCache`; sinks included.
         dtype: the number format that was quantised.
     """
 
@@ -44,6 +45,7 @@ class QuantizedCache:
     positions: Tensor
     next_position: int
     bias: tuple[Tensor, ...] | None
+    rotary: Tensor | None
     dtype: torch.dtype
 
     def __len__(self) -> int:
@@ -84,6 +86,7 @@ class QuantizedCache:
             self.positions,
             self.next_position,
             self.bias,
+            self.rotary,
         )
 
 
@@ -113,7 +116,9 @@ def quantize(cache: KVCache, bits: Bits = 4, *, group: int = GROUP, sinks: int =
     )
     keys = _stacked([k[:, exact:] for k in cache.keys], lambda x: group_quantize(x, bits, -2, group))
     values = _stacked([v[:, exact:] for v in cache.values], lambda x: group_quantize(x, bits, -1, group))
-    return QuantizedCache(first, keys, values, cache.positions, cache.next_position, cache.bias, cache.dtype)
+    return QuantizedCache(
+        first, keys, values, cache.positions, cache.next_position, cache.bias, cache.rotary, cache.dtype
+    )
 
 
 def _stacked(layers: Sequence[Tensor], encode: Callable[[Tensor], Grouped]) -> tuple[Grouped, ...]:

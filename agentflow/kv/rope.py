@@ -35,8 +35,8 @@ class Rope:
         return 2 * int(self.inv_freq.shape[0])
 
     def rotate(self, keys: Tensor, delta: int | Tensor) -> Tensor:
-        """Turn keys `(..., T, head_dim)` by `delta` positions, a number or `(T,)`; float32 inside."""
-        steps = torch.as_tensor(delta, device=keys.device, dtype=torch.float64).reshape(-1, 1)
+        """Turn keys `(..., T, head_dim)` by `delta` positions, a number, `(T,)` or `(..., T)`; float32 inside."""
+        steps = torch.as_tensor(delta, device=keys.device, dtype=torch.float64).unsqueeze(-1)
         angle = steps * self.inv_freq.to(device=keys.device, dtype=torch.float64)
         cos, sin = angle.cos().float(), angle.sin().float()
         turned, rest = keys[..., : self.rotary_dim].float(), keys[..., self.rotary_dim :]
@@ -49,25 +49,39 @@ class Rope:
         return torch.cat([moved.to(keys.dtype), rest], dim=-1)
 
 
-def shift(cache: KVCache, delta: int, ropes: Sequence[Rope | None]) -> KVCache:
+def turn(tensors: Sequence[Tensor], delta: int | Sequence[Tensor], ropes: Sequence[Rope | None]) -> tuple[Tensor, ...]:
+    """Keys or queries `(heads, T, head_dim)` of every layer, turned by `delta` positions.
+
+    Args:
+        delta: one number, or per layer `(T,)` or `(heads, T)`.
+        ropes: one per layer; None where a layer uses no rotary embedding (nothing changes there).
+    """
+    steps: Sequence[int | Tensor] = [delta] * len(tensors) if isinstance(delta, int) else delta
+    layers = zip(tensors, steps, ropes, strict=True)
+    return tuple(x if rope is None else rope.rotate(x, by) for x, by, rope in layers)
+
+
+def shift(cache: KVCache, delta: int, ropes: Sequence[Rope | None], *, rotary: int | None = None) -> KVCache:
     """The same cache `delta` positions further on: keys re-rotated, values shared.
 
     Args:
-        ropes: one per layer; None where a layer uses no rotary embedding (its keys don't change).
+        ropes: one per layer, as in `turn`.
+        rotary: by how many positions the keys are turned, where that is another number.
     """
-    if delta == 0:
+    by = delta if rotary is None else rotary
+    if delta == by == 0:
         return cache
-    keys = tuple(k if rope is None else rope.rotate(k, delta) for k, rope in zip(cache.keys, ropes, strict=True))
+    parted = cache.rotary is not None or by != delta
     return replace(
         cache,
-        keys=keys,
+        keys=turn(cache.keys, by, ropes),
         positions=cache.positions + delta,
         next_position=cache.next_position + delta,
+        rotary=cache.rotary_positions + by if parted else None,
         _arena=None,
     )
 
 
 def strip(cache: KVCache, ropes: Sequence[Rope | None]) -> tuple[Tensor, ...]:
     """Keys as they were before RoPE, per layer `(kv_heads, T, head_dim)`; what cross-model maps are fitted on."""
-    pairs = zip(cache.keys, ropes, strict=True)
-    return tuple(k if rope is None else rope.rotate(k, -cache.positions) for k, rope in pairs)
+    return turn(cache.keys, [-cache.rotary_positions] * len(cache.keys), ropes)

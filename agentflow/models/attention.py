@@ -240,7 +240,7 @@ def _shared(
 def _hidden(plan: Plan, segment: Segment, n: int, window: int | None, rows: Tensor | None) -> Tensor | None:
     """`(r, n, T)` true where a prefix position lies outside a sliding window or behind; None when none does."""
     queries = plan.positions[:, -n:] if rows is None else plan.positions.index_select(0, rows)[:, -n:]
-    distance = queries[:, :, None] - segment.cache.positions[None, None, :]
+    distance = queries[:, :, None] - segment.cache.rotary_positions[None, None, :]
     hidden = distance < 0
     if window is not None:
         hidden = hidden | (distance >= window)

@@ -70,8 +70,8 @@ def _forward(
     """Run the tokens of `places` on a context that may also stand behind them; keys and values by layer."""
     from transformers import DynamicCache
 
-    positions = cache.positions[places][None]
-    ids = torch.tensor([[token_ids[int(p)] for p in positions[0]]], device=positions.device)
+    positions = cache.rotary_positions[places][None]
+    ids = torch.tensor([[token_ids[int(p)] for p in cache.positions[places]]], device=positions.device)
     own = DynamicCache()
     plan = Plan([Segment(context, causal=True)], positions, stop_at=stop_at)
     with torch.no_grad():

@@ -176,7 +176,7 @@ class Engine:
         name, limit = self.loaded.spec.model, self.max_positions
         if not request.token_ids:
             raise ModelError("A request needs at least one token to prefill.")
-        prompt = len(request.token_ids) + (request.prefix.next_position if request.prefix else 0)
+        prompt = len(request.token_ids) + (request.prefix.next_rotary if request.prefix else 0)
         if limit is not None and prompt + request.max_new_tokens > limit:
             raise ModelError(
                 f"{prompt:,} tokens and {request.max_new_tokens:,} new ones are more than the {limit:,} positions "
@@ -237,7 +237,7 @@ class Engine:
         ids = torch.zeros(len(requests), longest, dtype=torch.long)
         positions, valid = torch.zeros_like(ids), torch.zeros_like(ids, dtype=torch.bool)
         for i, r in enumerate(requests):
-            n, first = len(r.token_ids), r.prefix.next_position if r.prefix else 0
+            n, first = len(r.token_ids), r.prefix.next_rotary if r.prefix else 0
             ids[i, longest - n :] = torch.tensor(r.token_ids)
             positions[i, longest - n :] = torch.arange(first, first + n)
             valid[i, longest - n :] = True

@@ -9,7 +9,9 @@ from agentflow.channels.base import Message, Task
 from agentflow.channels.registry import make_channel
 from agentflow.errors import ChannelError
 from agentflow.evaluation.calibration import calibrate_heads
+from agentflow.kv.matching import fit
 from agentflow.kv.payload import Turn
+from agentflow.kv.rope import strip, turn
 from agentflow.kv.wire import read_payload, write_payload
 from agentflow.models.chat import conversation, join, render
 from agentflow.models.engine import Engine
@@ -59,17 +61,57 @@ def test_keeping_everything_is_the_cache_channel(family, refit):
 @pytest.mark.parametrize("selection", ["shared", "per_head"])
 @pytest.mark.parametrize("score", ["task", "own", "random"])
 @pytest.mark.parametrize("smooth", [1, 5, "sentence"])
-def test_a_share_is_kept_and_new_tokens_stand_behind_the_original_length(selection, score, smooth):
+@pytest.mark.parametrize("gaps", ["close", "keep"])
+def test_a_share_is_kept_and_new_tokens_stand_behind_it_or_behind_the_original_length(selection, score, smooth, gaps):
     engine = tiny_engine()
     payload, context, answer = over(
-        engine, threshold="ratio", ratio=0.4, selection=selection, score=score, smooth=smooth, sinks=3
+        engine, threshold="ratio", ratio=0.4, selection=selection, score=score, smooth=smooth, sinks=3, gaps=gaps
     )
     full = payload.header.tokens
+    assert context.cache.next_rotary == (len(context.cache) if gaps == "close" else full)
     assert len(context.cache) == payload.header.kept == round(0.4 * full)
     assert context.cache.next_position == full
     assert answer.reused == len(context.cache)
     assert f"{len(context.cache)} of {full} positions kept" in payload.header.losses
     assert all(bool(torch.isfinite(v).all()) for v in context.cache.values)
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2-yarn", "qwen3", "olmo2", "gpt-neox", "qwen3-moe"])
+def test_closed_gaps_are_the_same_keys_turned_to_stand_behind_one_another(family):
+    engine = tiny_engine(family)
+    how = {"threshold": "ratio", "ratio": 0.4, "refit": "none"}
+    kept, closed = (over(engine, gaps=gaps, **how)[1].cache for gaps in ("keep", "close"))
+    assert torch.equal(kept.positions, closed.positions)
+    assert kept.next_position == closed.next_position
+    assert closed.rotary.tolist() == list(range(len(kept)))
+    ropes = engine.loaded.ropes
+    assert all(torch.allclose(a, b, atol=1e-4) for a, b in zip(strip(kept, ropes), strip(closed, ropes), strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(kept.values, closed.values, strict=True))
+
+
+@pytest.mark.parametrize("refit", ["beta", "values", "both"])
+def test_a_closed_briefing_is_fitted_where_it_will_be_read(refit):
+    """What the fit says of its error is what a receiver behind the closed cache sees."""
+    engine = tiny_engine()
+    task = Task("what is the code of room seven?", "", engine)
+    sender = message(engine)
+    payload, context, _ = over(engine, sender=sender, threshold="ratio", ratio=0.4, refit=refit)
+    ids = render(engine.tokenizer, conversation("", task.prompt, TURNS), reply=True)
+    full = join(ids, sender.cache, sender.token_ids)
+    queries = engine.queries(full.prefix, full.suffix)
+    told = fit(
+        queries,
+        full.prefix.keys,
+        full.prefix.values,
+        context.cache.positions,
+        engine.attention_scale,
+        moved=(turn(queries, len(context.cache) - full.prefix.next_position, engine.loaded.ropes), context.cache.keys),
+        bias=refit in ("beta", "both"),
+        refit_values=refit in ("values", "both"),
+        ridge=0.1,
+    )
+    assert payload.stats["output_error"] == pytest.approx(told.output_error, rel=1e-3)
+    assert all(torch.allclose(a, b, atol=1e-4) for a, b in zip(told.values, context.cache.values, strict=True))
 
 
 def test_the_threshold_decides_how_much_is_kept():
@@ -187,10 +229,11 @@ def test_short_messages_are_kept_whole_by_default():
     assert payload.header.kept == payload.header.tokens < 64
 
 
-def test_a_briefing_that_was_answered_can_be_briefed_again():
+@pytest.mark.parametrize("gaps", ["close", "keep"])
+def test_a_briefing_that_was_answered_can_be_briefed_again(gaps):
     """What a worker was sent and said is compacted for the next one: gaps and biases are taken along."""
     engine = Engine(tiny_engine().loaded)
-    context = over(engine, threshold="ratio", ratio=0.5)[1]
+    context = over(engine, threshold="ratio", ratio=0.5, gaps=gaps)[1]
     ids = render(engine.tokenizer, conversation("", "what is the code of room seven?", context.turns), reply=True)
     joined = join(ids, context.cache, context.token_ids)
     said = engine.generate([Request(joined.suffix, joined.prefix, max_new_tokens=6, keep_cache=True)])[0]
@@ -203,6 +246,10 @@ def test_a_briefing_that_was_answered_can_be_briefed_again():
         payload, again, _ = over(engine, sender=sender, **settings)
         assert again.cache.next_position == payload.header.tokens
         assert set(again.cache.positions.tolist()) <= set(said.cache.positions.tolist())
+        assert again.cache.next_rotary == len(again.cache) or payload.header.kept == len(said.cache)
+    reopened = over(engine, sender=sender, threshold="ratio", ratio=0.5, gaps="keep")[1].cache
+    at = [said.cache.positions.tolist().index(p) for p in reopened.positions.tolist()]
+    assert reopened.rotary_positions.tolist() == said.cache.rotary_positions[at].tolist()
     whole = over(engine, sender=sender, threshold="ratio", ratio=1.0, refit="none")[1].cache
     assert torch.equal(whole.bias[0], said.cache.before(whole.next_position).bias[0])
     assert over(engine, sender=sender, threshold="ratio", ratio=0.5, score="own")[0].header.kept > 0

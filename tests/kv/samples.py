@@ -6,6 +6,7 @@ import json
 import math
 import struct
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,11 @@ def random_cache(n: int = 5, *, start: int = 0, biased: bool = False, **how: Any
         return cache
     bias = tuple(k[..., 0].float() for k in cache.keys)
     return KVCache(cache.keys, cache.values, cache.positions, cache.next_position, bias)
+
+
+def closed(cache: KVCache) -> KVCache:
+    """The same cache, said to have been turned to 0, 1, 2, …"""
+    return replace(cache, rotary=torch.arange(len(cache)), _arena=None)
 
 
 def fingerprint(cache: KVCache | QuantizedCache | None = None, **changes: Any) -> Fingerprint:
@@ -80,6 +86,8 @@ def payloads() -> dict[str, Payload]:
         "empty-cache": payload_of(random_cache(0)),
         "compacted": payload_of(cache.select(torch.tensor([0, 3, 6]))),
         "biased": payload_of(random_cache(4, biased=True)),
+        "closed": payload_of(closed(random_cache(7, biased=True).select(torch.tensor([0, 3, 6])))),
+        "int8-closed": payload_of(closed(cache.select(torch.tensor([0, 1, 4, 5, 6])))).quantized(8),
         "growing": payload_of(random_cache(3).extend(*random_entries(2))),
         "int4": payload_of(random_cache(71)).quantized(4, group=16),
         "int8": payload_of(random_cache(9, biased=True)).quantized(8, group=3),
@@ -99,7 +107,7 @@ def parts_of(body: Body) -> dict[str, Any]:
     found: dict[str, Any] = {"ids": body.token_ids, "turns": body.turns, "head": body.head}
     cache = body.cache
     found |= {"next": cache.next_position, "positions": cache.positions, "dtype": cache.dtype}
-    found |= {f"bias{i}": b for i, b in enumerate(cache.bias or ())}
+    found |= {f"bias{i}": b for i, b in enumerate(cache.bias or ())} | {"rotary": cache.rotary}
     if isinstance(body, QuantizedBody):
         small = body.cache
         sinks = small.sinks

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 
 from agentflow.errors import PayloadError
 from agentflow.kv.cache import KVCache
-from tests.kv.samples import random_cache, random_entries, same_tensor
+from tests.kv.samples import closed, random_cache, random_entries, same_tensor
 
 
 def snapshot(cache: KVCache) -> list[torch.Tensor]:
@@ -240,7 +241,35 @@ def test_a_cache_refuses_tensors_that_do_not_fit_each_other() -> None:
         lambda: KVCache(keys, values[:2], positions, 4),
         lambda: KVCache(keys, values, positions[:3], 4),
         lambda: KVCache((keys[0][0], *keys[1:]), values, positions, 4),
+        lambda: KVCache(keys, values, positions, 4, rotary=positions[:3]),
         lambda: KVCache(keys, values, positions, 4, bias=tuple(torch.zeros(1, 4) for _ in keys)),
     ):
         with pytest.raises(PayloadError):
             wrong()
+
+
+def test_a_cache_whose_holes_are_closed_goes_on_right_behind_its_last_entry() -> None:
+    cache = closed(random_cache(10).select(torch.tensor([0, 4, 5, 9])))
+    assert (cache.next_position, cache.next_rotary) == (10, 4)
+    grown = cache.extend(*random_entries(2))
+    assert grown.positions.tolist() == [0, 4, 5, 9, 10, 11]
+    assert grown.rotary_positions.tolist() == [0, 1, 2, 3, 4, 5]
+    before = grown.before(5)
+    assert (before.positions.tolist(), before.next_position, before.next_rotary) == ([0, 4], 5, 2)
+    assert grown.before(0).next_rotary == 0
+    assert grown.select(torch.tensor([1, 5])).rotary_positions.tolist() == [1, 5]
+    assert grown.to(dtype=torch.float16).rotary_positions.tolist() == grown.rotary_positions.tolist()
+
+
+@pytest.mark.parametrize("first", [False, True])
+@pytest.mark.parametrize("second", [False, True])
+def test_closed_and_open_caches_follow_each_other(first: bool, second: bool) -> None:
+    left = random_cache(6).select(torch.tensor([0, 2, 5]))
+    right = random_cache(4, start=6).select(torch.tensor([1, 3]))
+    left = closed(left) if first else left
+    right = replace(right, rotary=torch.tensor([6, 7])) if second else right
+    joined = left.followed_by(right)
+    assert joined.positions.tolist() == [0, 2, 5, 7, 9]
+    turned = [0, 1, 2] if first else [0, 2, 5]
+    assert joined.rotary_positions.tolist() == [*turned, *([6, 7] if second else [7, 9])]
+    assert (joined.rotary is None) == (not first and not second)

@@ -23,15 +23,20 @@ def random_layers(layers=2, heads=4, kv_heads=2, n=6, length=20, dim=8, seed=0):
     return queries, keys, values
 
 
-def by_definition(queries, keys, values, kept, ridge):
+def by_definition(queries, keys, values, kept, ridge, moved=None):
     """One layer and head after the other, in float64: probabilities, box-constrained weights (SciPy), ridge."""
     found = []
-    for q, k, v in zip(queries, keys, values, strict=True):
+    for layer, (q, k, v) in enumerate(zip(queries, keys, values, strict=True)):
         group = q.shape[0] // k.shape[0]
         for h in range(k.shape[0]):
             rows = q[h * group : (h + 1) * group].reshape(-1, q.shape[2]).double()
-            p = torch.softmax(SCALE * rows @ k[h].double().T, dim=-1)
+            logits = SCALE * rows @ k[h].double().T
+            p = torch.softmax(logits, dim=-1)
             a, target = p[:, kept], p @ v[h].double()
+            if moved is not None:
+                there = moved[0][layer][h * group : (h + 1) * group].reshape(-1, q.shape[2]).double()
+                met = SCALE * there @ moved[1][layer][h].double().T
+                a = torch.exp(met - torch.logsumexp(logits, dim=-1, keepdim=True))
             pull = np.sqrt(1e-3 * float((a.T @ a).diagonal().max()))
             stacked = np.vstack([a.numpy(), pull * np.eye(len(kept))])
             wanted = np.concatenate([np.ones(len(a)), pull * np.ones(len(kept))])
@@ -57,6 +62,23 @@ def test_batched_fits_equal_the_reference_head_by_head(shape, monkeypatch):
         layer, head = divmod(number, kv_heads)
         assert torch.allclose(ours.bias[layer][head].double(), beta, atol=0.05)
         assert torch.allclose(ours.values[layer][head].double(), made, atol=0.05)
+
+
+@pytest.mark.parametrize("kv_heads", [1, 2, 4])
+def test_what_will_meet_elsewhere_is_fitted_as_it_will_meet(kv_heads, monkeypatch):
+    monkeypatch.setattr(matching, "STEPS", 3000)
+    queries, keys, values = random_layers(kv_heads=kv_heads)
+    kept = torch.tensor([0, 2, 3, 7, 9, 11])
+    moved = [q.roll(1, dims=2) for q in queries], [k[:, kept] + 0.1 * torch.randn(kv_heads, 6, 8) for k in keys]
+    ours = fit(queries, keys, values, kept, SCALE, moved=moved, held_out=0)
+    for number, (beta, made) in enumerate(by_definition(queries, keys, values, kept, 0.01, moved)):
+        layer, head = divmod(number, kv_heads)
+        assert torch.allclose(ours.bias[layer][head].double(), beta, atol=0.05)
+        assert torch.allclose(ours.values[layer][head].double(), made, atol=0.05)
+    stayed = fit(queries, keys, values, kept, SCALE, moved=(queries, [k[:, kept] for k in keys]))
+    plain = fit(queries, keys, values, kept, SCALE)
+    assert torch.allclose(torch.stack(stayed.values), torch.stack(plain.values), atol=1e-3)
+    assert stayed.output_error == pytest.approx(plain.output_error, rel=1e-3)
 
 
 @settings(max_examples=25, deadline=None)
@@ -215,7 +237,7 @@ def test_blocks_that_do_not_fit_into_memory_are_halved(monkeypatch):
     queries, keys, values = random_layers(layers=5)
     kept = torch.arange(0, 20, 3)
     whole, scores = fit(queries, keys, values, kept, SCALE), attention_scores(queries, keys, SCALE)
-    asked, real = [], matching._probabilities
+    asked, real = [], matching._logits
 
     def small(queries, keys, layers, scale, biases):
         asked.append(len(layers))
@@ -223,7 +245,7 @@ def test_blocks_that_do_not_fit_into_memory_are_halved(monkeypatch):
             raise RuntimeError("[enforce fail at alloc_cpu.cpp:1] DefaultCPUAllocator: can't allocate memory")
         return real(queries, keys, layers, scale, biases)
 
-    monkeypatch.setattr(matching, "_probabilities", small)
+    monkeypatch.setattr(matching, "_logits", small)
     parts = fit(queries, keys, values, kept, SCALE)
     assert asked == [5, 2, 3, 1, 2]
     assert torch.allclose(torch.stack(whole.values), torch.stack(parts.values), atol=1e-5)

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from agentflow.kv.cache import KVCache
 from agentflow.kv.rope import Rope, shift, strip
-from tests.kv.samples import random_cache, random_entries
+from tests.kv.samples import closed, random_cache, random_entries
 
 LAYERS = ((2, 8, 8), (2, 8, 8), (2, 8, 8))
 STEPS = st.integers(-4000, 4000)
@@ -101,3 +101,19 @@ def test_strip_gives_the_keys_before_rope_also_of_a_compacted_cache() -> None:
     stripped = strip(cache, [rope(), None])
     assert close(stripped[0], plain)
     assert stripped[1] is plain
+
+
+def test_each_head_can_be_turned_by_steps_of_its_own() -> None:
+    keys, steps = torch.randn(2, 5, 8), torch.tensor([[1, 2, 3, 4, 5], [0, 0, -7, 1, 900]])
+    turned = rope().rotate(keys, steps)
+    assert torch.equal(turned, torch.stack([rope().rotate(keys[h], steps[h]) for h in range(2)]))
+
+
+def test_a_cache_behind_a_closed_one_is_turned_less_far_than_it_is_moved() -> None:
+    first = closed(random_cache(9, layers=LAYERS).select(torch.tensor([0, 5])))
+    second = random_cache(3, layers=LAYERS)
+    moved = shift(second, first.next_position, [rope()] * 3, rotary=first.next_rotary)
+    assert moved.positions.tolist() == [9, 10, 11]
+    assert moved.rotary_positions.tolist() == [2, 3, 4]
+    assert torch.equal(moved.keys[0], shift(second, 2, [rope()] * 3).keys[0])
+    assert close(strip(moved, [rope()] * 3)[0], strip(second, [rope()] * 3)[0])

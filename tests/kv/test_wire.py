@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -206,6 +207,15 @@ def test_a_payload_that_no_receiver_would_accept_is_refused_at_the_sender(tmp_pa
         (CacheBody(cache, (1, 2, 3), ()), "3 tokens for 4 positions"),
         (CacheBody(KVCache(cache.keys, cache.values, cache.positions.flip(0), 4), (0,) * 4, ()), "not increasing"),
         (CacheBody(KVCache(cache.keys, cache.values, cache.positions, 2), (0,) * 2, ()), "not increasing"),
+        (
+            CacheBody(replace(cache, rotary=torch.tensor([0, 2, 1, 3])), (0,) * 4, ()),
+            "rotary positions are not increas",
+        ),
+        (
+            CacheBody(replace(cache, rotary=torch.tensor([-1, 0, 1, 2])), (0,) * 4, ()),
+            "rotary positions are not increas",
+        ),
+        (CacheBody(replace(cache, rotary=torch.arange(4.0)), (0,) * 4, ()), "rotary positions are others"),
         (CodesBody({"c": torch.zeros(2, dtype=torch.complex64)}), "complex64, which can't travel"),
         (TextBody((Turn("user", "x" * (65 << 20)),)), "can travel"),
     ):

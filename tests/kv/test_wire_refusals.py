@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from agentflow.errors import PayloadError
-from agentflow.kv.payload import Payload
+from agentflow.kv.payload import SCHEMA_VERSION, Payload
 from agentflow.kv.wire import read_payload, write_payload
 from tests.kv.samples import opened, payloads, same_payload, seal
 
@@ -141,7 +141,15 @@ def floats(shape: list[int], start: int, end: int, kind: str = "F32") -> dict[st
     return {"dtype": kind, "shape": shape, "data_offsets": [start, end]}
 
 
-HEADER = {"channel": "lcf", "sender": "s", "fingerprint": None, "tokens": 0, "kept": 0, "losses": [], "schema": 1}
+HEADER = {
+    "channel": "lcf",
+    "sender": "s",
+    "fingerprint": None,
+    "tokens": 0,
+    "kept": 0,
+    "losses": [],
+    "schema": SCHEMA_VERSION,
+}
 CODES = {"header": HEADER, "body": {"kind": "codes", "settings": {}}}
 
 
@@ -200,9 +208,9 @@ def change(path: str, value: Any) -> Callable[[Any], None]:
 def test_a_later_schema_is_refused_with_advice(kind: str, tmp_path: Path) -> None:
     write_payload(sample(kind), tmp_path / "p")
     table, data, content = opened(tmp_path / "p")
-    change("header.schema", 2)(content)
+    change("header.schema", SCHEMA_VERSION + 1)(content)
     seal(tmp_path / "p", table, data, content)
-    with pytest.raises(PayloadError, match=r"schema 2; this version reads 1\. Update") as caught:
+    with pytest.raises(PayloadError, match=r"schema 3; this version reads 2\. Update") as caught:
         read_payload(tmp_path / "p")
     assert caught.value.where == str(tmp_path / "p")
 

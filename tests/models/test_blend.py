@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -53,3 +55,20 @@ def test_dropped_sinks_leave_holes_that_new_tokens_stand_behind():
     assert joined.next_position == 14
     mended = recompute(engine, joined, words(6, 1) + words(8, 2), start=6, share=0.5)
     assert mended.positions.tolist() == joined.positions.tolist()
+
+
+@families
+def test_a_closed_cache_is_joined_and_mended_at_its_rotary_positions(family):
+    """Closed caches that lost nothing are plain ones with other places in the sequence: joining them is the same."""
+    engine, a, b = tiny_engine(family), words(9, 1), words(12, 2)
+    plain = [engine.prefill(a), engine.prefill(b)]
+    spread = [replace(c, positions=2 * c.positions, next_position=2 * len(c), rotary=c.positions) for c in plain]
+    ids = [0] * (2 * (len(a) + len(b)))
+    ids[0::2] = a + b
+    joined, other = (concat(caches, engine.loaded.ropes) for caches in (plain, spread))
+    assert other.rotary_positions.tolist() == joined.positions.tolist()
+    mended = recompute(engine, joined, a + b, start=9, share=0.5)
+    again = recompute(engine, other, ids, start=18, share=0.5)
+    for one, two in ((joined, other), (mended, again)):
+        pairs = zip((*one.keys, *one.values), (*two.keys, *two.values), strict=True)
+        assert all(torch.allclose(x, y, atol=1e-4) for x, y in pairs)

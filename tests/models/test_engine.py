@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import threading
 import time
+from dataclasses import replace
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ import torch
 from agentflow.errors import ModelError
 from agentflow.kv.cache import KVCache
 from agentflow.models.requests import Request, Sampling
-from tests.tiny import make_engine, tiny_engine, tiny_model, words
+from tests.tiny import FAMILIES, make_engine, tiny_engine, tiny_model, words
 
 
 def test_every_position_kept_without_bias_is_the_uncompacted_cache():
@@ -49,6 +50,33 @@ def test_new_tokens_stand_behind_the_original_length_of_a_compacted_cache():
     kept = cache.select(torch.tensor([0, 3, 19]))
     grown = engine.generate([Request(tuple(words(4, 1)), kept, max_new_tokens=3, keep_cache=True)])[0].cache
     assert grown.positions.tolist() == [0, 3, 19, *range(20, 20 + 4 + 2)]
+
+
+@pytest.mark.parametrize("family", sorted(FAMILIES))
+def test_rotary_positions_are_what_a_model_sees_whatever_tokens_stand_there(family):
+    """Other places in a sequence change nothing while keys are turned as before; ragged batches included."""
+    engine = tiny_engine(family)
+    plain = engine.prefill(words(12))
+    spread = replace(plain, positions=3 * plain.positions, next_position=40, rotary=plain.positions, _arena=None)
+    asked = [tuple(words(n, n)) for n in (3, 7)]
+    both = [engine.generate([Request(a, c, max_new_tokens=5, keep_cache=True) for a in asked]) for c in (plain, spread)]
+    for one, other in zip(*both, strict=True):
+        assert one.token_ids == other.token_ids
+        assert all(torch.allclose(a, b, atol=1e-5) for a, b in zip(one.cache.keys, other.cache.keys, strict=True))
+        assert other.cache.rotary_positions.tolist() == one.cache.positions.tolist()
+        assert other.cache.positions[12:].tolist() == list(range(40, 40 + len(one.cache) - 12))
+    queries = [engine.queries(c, asked[1]) for c in (plain, spread)]
+    assert all(torch.allclose(a, b, atol=1e-5) for a, b in zip(*queries, strict=True))
+
+
+def test_a_model_has_room_for_what_stands_in_a_closed_cache_not_for_what_was_dropped():
+    engine = tiny_engine()
+    limit = engine.max_positions
+    cache = engine.prefill(words(10))
+    far = replace(cache, positions=cache.positions + limit, next_position=2 * limit, _arena=None)
+    with pytest.raises(ModelError, match="more than the"):
+        engine.check(Request(tuple(words(3)), far))
+    engine.check(Request(tuple(words(3)), replace(far, rotary=cache.positions)))
 
 
 def test_nothing_changes_a_cache_that_someone_holds():
