@@ -42,7 +42,10 @@ from benchmarks.common import engine
 
 SHARES = (0.5, 0.2, 0.1, 0.05)
 GOALS = (0.3, 0.15)
-PUBLISHED = {"head_weights": "uniform", "first_layer": 0.0, "scored_by": "turn", "smooth": 1, "prior": "none"}
+PUBLISHED = {
+    **{"head_weights": "uniform", "first_layer": 0.0, "scored_by": "turn", "smooth": 1, "prior": "none"},
+    **{"gaps": "keep", "refit": "both", "ridge": 0.1},
+}
 BATCH = 12
 
 

@@ -16,8 +16,8 @@ LEAST_BY_THRESHOLD = 64
 class LatentBriefingSettings(ChannelSettings):
     """Settings of `latent_briefing`.
 
-    As published: `gaps: keep`, and the scoring `head_weights: uniform, first_layer: 0, scored_by: turn, smooth: 1,
-    prior: none`.
+    As published: `gaps: keep, refit: both`, and the scoring `head_weights: uniform, first_layer: 0, scored_by: turn,
+    smooth: 1, prior: none`.
     """
 
     threshold: Literal["mad", "ratio", "top_k"] = Field(default="mad", description="how the number kept is decided")
@@ -39,8 +39,8 @@ class LatentBriefingSettings(ChannelSettings):
         description="close: kept keys are turned to stand right behind one another, and the receiver behind them; "
         "keep: everything stays where it was",
     )
-    refit: Literal["none", "beta", "values", "both"] = Field(default="both", description="what is fitted")
-    ridge: float = Field(default=0.1, gt=0, description="pull of the values toward what they were")
+    refit: Literal["none", "beta", "values", "both"] = Field(default="values", description="what is fitted")
+    ridge: float = Field(default=0.03, gt=0, description="pull of the values toward what they were")
     queries: Literal["task", "repeat", "both"] = Field(
         default="task", description="what is fitted to: the receiver's turn, the trajectory read again, or both"
     )
