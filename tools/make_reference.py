@@ -117,14 +117,24 @@ DEFAULTS = {
 
 # Sections of the reference: heading, model, words before its table.
 SECTIONS: tuple[tuple[str, type[BaseModel], str], ...] = (
-    ("The file", Workflow, "Keys at the top of a workflow file. An unknown key is an error anywhere."),
+    (
+        "The file",
+        Workflow,
+        "Keys at the top of a workflow file. An unknown key is an error anywhere. `extends: hotpotqa` (a name or a "
+        "path) takes what is not written here from another workflow: agents, inputs and nodes by name and key, "
+        "`defaults` by key, `outputs` by name; any other value that is written here, a list too, replaces the whole "
+        "one there. Mistakes are told in the file that makes them.",
+    ),
     ("`inputs.NAME`", parts.InputSpec, ""),
     (
         "`agents.NAME`",
         parts.Agent,
-        "`use: agents/reader.yaml` reads the keys from a file; keys beside it win. The file is looked for in the "
-        "workflow's folder (and its parent, where that folder is called `workflows`), in the working folder, and "
-        "among the files that ship. The generation settings below may stand here as well.",
+        "`use: agents/reader.yaml` reads the keys from a file, `extends: reader` from another agent of the workflow; "
+        "keys beside it win. An agent file may say `extends: NAME` of another agent file. Keys are looked for in this "
+        "order: the agent itself, what it uses or extends, what that extends, and so on; then `defaults`. Files are "
+        "looked for in the folder of the file that names them (and its parent, where that folder is called "
+        "`workflows`), in the working folder, and among the files that ship. The generation settings below may stand "
+        "here as well.",
     ),
     (
         "`nodes.NAME` with an agent",
@@ -206,7 +216,8 @@ def cli_reference() -> str:
 def _models() -> str:
     return (
         "`model:` takes a name (`agentflow models` lists them), a folder with a transformers model, a hub id, or a "
-        "mapping of these keys; a mapping may say `use: NAME` and change single keys."
+        "mapping of these keys; a mapping may say `use: NAME` and change single keys. A name is a file "
+        "`configs/models/NAME.yaml` with these keys, and `extends: OTHER` in it takes all but `model` from another one."
     )
 
 

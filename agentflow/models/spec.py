@@ -85,7 +85,7 @@ def _named(name: str) -> ModelSpec:
         own = Path(CONFIG_FOLDER) / f"{name}.yaml"
         path = own if own.is_file() else find(f"{CONFIG_FOLDER}/{name}.yaml")
         if path is not None:
-            return load_config(path, ModelSpec)
+            return load_config(path, ModelSpec, own=("model",))
     if Path(name).expanduser().is_dir():
         return ModelSpec(model=Path(name).name, source=str(Path(name).expanduser().resolve()))
     if name.count("/") == 1 and not name.startswith((".", "/", "~")):

@@ -34,6 +34,20 @@ def find(ref: str, kind: str = "workflows") -> Path | None:
     return None
 
 
+def find_near(ref: str, folder: Path, kind: str) -> Path | None:
+    """Return the file that a workflow in `folder` means by a plain reference.
+
+    It is looked for in that folder, in its parent when it is called `workflows`, in the working folder, and in the
+    shipped library, in this order.
+    """
+    above = [folder.parent] if folder.name == "workflows" else []
+    for base in (folder, *above, Path()):
+        for candidate in with_suffixes(base / ref):
+            if is_file(candidate):
+                return candidate
+    return find(ref, kind)
+
+
 def shipped(kind: str) -> list[str]:
     """Return the names (without suffix) of all shipped "workflows", "agents" or "configs", sorted."""
     folder = library_root() / kind

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
+from agentflow.workflow.lineage import owner
 from agentflow.workflow.location import KeyPath, Location
 from agentflow.workflow.problems import Problem
 from agentflow.workflow.source import Source
@@ -19,31 +21,45 @@ class TextSpot:
     in_tags: bool = True
 
 
+Layer: TypeAlias = tuple[Source, KeyPath]
+"""A file, and the place of a mapping in it."""
+
+
 @dataclass(frozen=True)
 class Origins:
-    """The workflow's file and, by agent, the file its `use:` named."""
+    """Where everything of a workflow is written.
+
+    Attributes:
+        main: its own file.
+        agents: what an agent with `use` or `extends` is made of, what wins first.
+        bases: the files that the workflow extends, nearest first.
+    """
 
     main: Source
-    agent_files: dict[str, Source] = field(default_factory=dict)
+    agents: dict[str, tuple[Layer, ...]] = field(default_factory=dict)
+    bases: tuple[Source, ...] = ()
 
     @property
     def sources(self) -> tuple[Source, ...]:
         """Every file, the workflow's own first."""
-        return tuple({source.file: source for source in (self.main, *self.agent_files.values())}.values())
+        others = (source for layers in self.agents.values() for source, _ in layers)
+        return tuple({source.file: source for source in (self.main, *self.bases, *others)}.values())
 
     def find(self, path: KeyPath) -> tuple[Source, KeyPath]:
         """Return the file that holds the value at `path` of the merged workflow, and its path in there."""
-        if path[:1] == ("agents",) and len(path) > 2 and not self.main.has(path[:3]):
-            source = self.agent_files.get(str(path[1]))
-            if source is not None and (source.has(path[2:3]) or path[2] != "model"):
-                return source, path[2:]
-            if path[2] == "model" and self.main.has(("defaults", "model")):
-                return self.main, ("defaults", *path[2:])
-        if path[:1] == ("edges",) and path[2:3] == ("channel",) and not self.main.has(path[:3]):
-            shared = ("defaults", "channel")
-            if self.main.has(shared):
-                return self.main, (*shared, *path[3:])
-        return self.main, path
+        line = (self.main, *self.bases)
+        own = owner(line, path)
+        if path[:1] == ("agents",) and len(path) > 2 and not own.has(path[:3]):
+            for source, at in self.agents.get(str(path[1]), ()):
+                if source.has((*at, path[2])):
+                    return source, (*at, *path[2:])
+            if path[2] == "model" and (shared := owner(line, ("defaults", "model"))).has(("defaults", "model")):
+                return shared, ("defaults", *path[2:])
+        if path[:1] == ("edges",) and path[2:3] == ("channel",) and not own.has(path[:3]):
+            shared = owner(line, ("defaults", "channel"))
+            if shared.has(("defaults", "channel")):
+                return shared, ("defaults", "channel", *path[3:])
+        return own, path
 
     def location(self, path: KeyPath, key: bool = False) -> Location:
         """Return where the value at `path` (or its key) stands."""

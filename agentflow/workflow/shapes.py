@@ -73,7 +73,11 @@ _HINTS: dict[KeyPath, str] = {
 }
 
 # Keys that a part may have beside those of its model.
-_ELSEWHERE: dict[type[BaseModel], tuple[str, ...]] = {Agent: ("use",), Node: ("tool",)}
+_ELSEWHERE: dict[type[BaseModel], tuple[str, ...]] = {
+    Workflow: ("extends",),
+    Agent: ("use", "extends"),
+    Node: ("tool",),
+}
 
 
 def shape_problems(errors: Iterable[ErrorDetails], origins: Origins) -> list[Problem]:

@@ -104,7 +104,7 @@ def test_places_in_agent_files_are_told_in_the_agent_file(project: Path) -> None
         ("model: m\nmax_new_tokens: x\n", "2:17", "expected a whole number"),
         ("model: 3\n", "1:8", "expected the name of a model"),
         ("- a\n", "1:1", "an agent file holds a mapping"),
-        ("model: m\nuse: other.yaml\n", "2:1", "an agent file can't use another one"),
+        ("model: m\nuse: other.yaml\n", "2:1", "an agent file names another one with `extends`"),
         ("model: [1\n", "1:8", "this bracket is never closed"),
         ("", "1:1", "the file is empty"),
     ],
