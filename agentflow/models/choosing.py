@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import Any, Protocol
 
 import torch
 
@@ -11,11 +12,20 @@ from agentflow.kv.cache import KVCache
 from agentflow.models.decoding import Sampler
 from agentflow.models.requests import Generation, Request
 
-if TYPE_CHECKING:
-    from agentflow.models.engine import Engine
+
+class Scorer(Protocol):
+    """What is asked of an engine."""
+
+    tokenizer: Any
+
+    def prefill(self, token_ids: Sequence[int], onto: KVCache | None = None) -> KVCache:
+        """The cache of these tokens, on top of another."""
+
+    def likelihoods(self, prefix: KVCache | None, token_id: int, answers: Sequence[Sequence[int]]) -> list[float]:
+        """The log-likelihood of each answer behind `prefix` and one more token."""
 
 
-def choose(engine: Engine, request: Request) -> Generation:
+def choose(engine: Scorer, request: Request) -> Generation:
     """Answer a request with one of its `choices`.
 
     The prompt is computed once. The choices are a batch on top of it, each followed by the end of an answer, so that

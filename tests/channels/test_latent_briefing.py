@@ -108,7 +108,7 @@ def test_a_closed_briefing_is_fitted_where_it_will_be_read(refit):
         moved=(turn(queries, len(context.cache) - full.prefix.next_position, engine.loaded.ropes), context.cache.keys),
         bias=refit in ("beta", "both"),
         refit_values=refit in ("values", "both"),
-        ridge=0.1,
+        ridge=0.03,
     )
     assert payload.stats["output_error"] == pytest.approx(told.output_error, rel=1e-3)
     assert all(torch.allclose(a, b, atol=1e-4) for a, b in zip(told.values, context.cache.values, strict=True))
@@ -166,7 +166,7 @@ def test_a_loss_beyond_the_bound_is_warned_of_or_avoided(on_loss, kind):
 
 def test_a_briefing_travels_as_a_file(tmp_path):
     engine = tiny_engine()
-    payload, context, _ = over(engine, threshold="ratio", ratio=0.3)
+    payload, context, _ = over(engine, threshold="ratio", ratio=0.3, refit="both")
     write_payload(payload, tmp_path / "p.safetensors")
     read = make_channel("latent_briefing").receive(read_payload(tmp_path / "p.safetensors"), engine)
     pairs = zip((*context.cache.values, *context.cache.bias), (*read.cache.values, *read.cache.bias), strict=True)
@@ -233,7 +233,7 @@ def test_short_messages_are_kept_whole_by_default():
 def test_a_briefing_that_was_answered_can_be_briefed_again(gaps):
     """What a worker was sent and said is compacted for the next one: gaps and biases are taken along."""
     engine = Engine(tiny_engine().loaded)
-    context = over(engine, threshold="ratio", ratio=0.5, gaps=gaps)[1]
+    context = over(engine, threshold="ratio", ratio=0.5, gaps=gaps, refit="both")[1]
     ids = render(engine.tokenizer, conversation("", "what is the code of room seven?", context.turns), reply=True)
     joined = join(ids, context.cache, context.token_ids)
     said = engine.generate([Request(joined.suffix, joined.prefix, max_new_tokens=6, keep_cache=True)])[0]
