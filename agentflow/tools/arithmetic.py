@@ -37,7 +37,7 @@ def calculate(expression: str) -> float | int:
         raise ValueError(f"'{expression[:80]}' is no expression of numbers") from None
     except (ZeroDivisionError, OverflowError) as error:
         raise ValueError(f"'{expression[:80]}' can't be computed: {error}") from None
-    if isinstance(value, complex) or not math.isfinite(value):
+    if isinstance(value, complex) or (isinstance(value, float) and not math.isfinite(value)):
         raise ValueError(f"'{expression[:80]}' is no finite number")
     return value
 

@@ -197,7 +197,8 @@ def test_a_toolbox_closes_what_its_tools_hold():
 
 
 @pytest.mark.parametrize(
-    ("expression", "value"), [("1 + 2 * 3", 7), (" -(2 ** 10) ", -1024), ("7 // 2", 3), ("7 % 4", 3), ("1 / 4", 0.25)]
+    ("expression", "value"),
+    [("1 + 2 * 3", 7), (" -(2 ** 10) ", -1024), ("7 // 2", 3), ("7 % 4", 3), ("1 / 4", 0.25), ("10 ** 400", 10**400)],
 )
 def test_arithmetic(expression, value):
     assert calculate(expression) == value
