@@ -160,22 +160,26 @@ class C2C(Adapter):
 
     def decode(self, codes: Mapping[str, Tensor], partners: Tensor, cache: KVCache) -> KVCache:
         """Fuse; positions without a partner and layers whose gate is shut stay as they are, bit by bit."""
+        # Chosen on the CPU, where the partners are: no device has to be waited for.
         places = (partners >= 0).nonzero()[:, 0]
         chosen = partners[places]
+        least = int(partners.max()) + 1 if len(partners) else 0
         keys, values = list(cache.keys), list(cache.values)
         for n, (source, is_open) in enumerate(zip(self.pairs, self.open_gates, strict=True)):
             for own, part, fusers, fused in zip((keys, values), ("key", "value"), self.fusers, is_open, strict=True):
                 if fused:
-                    own[n] = _fused(fusers[n], self._part(codes, source, part), own[n], chosen, places)
+                    own[n] = _fused(fusers[n], self._part(codes, source, part, least), own[n], chosen, places)
         return replace(cache, keys=tuple(keys), values=tuple(values), _arena=None)
 
-    def _part(self, codes: Mapping[str, Tensor], layer: int, part: str) -> Tensor:
+    def _part(self, codes: Mapping[str, Tensor], layer: int, part: str, least: int) -> Tensor:
+        """Keys or values of a sender's layer, if they are of its shape and of at least so many positions."""
         name = f"layers.{layer}.{part}"
         heads, key_dim, value_dim = self.sender.layers[layer]
         wanted = heads, key_dim if part == "key" else value_dim
         found = codes.get(name)
-        if found is None or found.ndim != 3 or (found.shape[0], found.shape[2]) != wanted:
-            shape = "nothing" if found is None else f"the shape {tuple(found.shape)}"
+        fits = found is not None and found.ndim == 3 and found.is_floating_point() and found.shape[1] >= least
+        if found is None or not fits or (found.shape[0], found.shape[2]) != wanted:
+            shape = "nothing" if found is None else f"{found.dtype} of the shape {tuple(found.shape)}"
             raise AdapterError(
                 f"The message has {shape} as {name}; this adapter's sender has {wanted[0]} x {wanted[1]}."
             )

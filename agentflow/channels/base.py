@@ -98,6 +98,8 @@ class Context:
         turns: a conversation to continue; may be empty.
         note: text for the head of the receiver's own prompt; may be empty.
         cache: attention state of `token_ids`, which from `head` on are a rendering of `turns`.
+        base: where something was fused into the cache, the cache without it: what several senders fuse into the same
+            tokens is added up.
         joining: how to join this cache with others, when several arrive.
         stats: figures of the injection (seconds, counts).
         warnings: what somebody should know about the injection, in words; shown while it runs, and stored.
@@ -106,6 +108,7 @@ class Context:
     turns: tuple[Turn, ...] = ()
     note: str = ""
     cache: KVCache | None = None
+    base: KVCache | None = None
     token_ids: tuple[int, ...] = ()
     head: int = 0
     losses: tuple[str, ...] = ()
@@ -137,6 +140,11 @@ class Channel(ABC):
         """Whether messages of `sender` can reach `receiver`; decided from names and configurations alone."""
         del sender, receiver
         return FITS
+
+    def mark(self, sender: ModelSpec, receiver: ModelSpec) -> str:
+        """A digest of what messages depend on besides settings and sender; a stored answer is void when it changes."""
+        del sender, receiver
+        return ""
 
     @abstractmethod
     def send(self, message: Message, task: Task) -> Payload:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from agentflow.channels.base import Message
 from agentflow.kv.cache import KVCache
+from agentflow.kv.payload import Turn
 from agentflow.models.chat import render
 from agentflow.models.engine import Engine
 
@@ -17,7 +20,12 @@ def encode(message: Message, engine: Engine) -> tuple[KVCache, tuple[int, ...], 
     same = message.engine is not None and not message.engine.fingerprint.differences(engine.fingerprint)
     if same and message.cache is not None:
         return message.cache, message.token_ids[: message.cache.next_position], 0
-    token_ids = tuple(render(engine.tokenizer, message.turns, reply=False))
+    return read(message.turns, engine)
+
+
+def read(turns: Sequence[Turn], engine: Engine) -> tuple[KVCache, tuple[int, ...], int]:
+    """The cache of a conversation in a model, its tokens, and how many were computed for it."""
+    token_ids = tuple(render(engine.tokenizer, turns, reply=False))
     cache, found = engine.prefixes.find(token_ids)
     if found < len(token_ids):
         cache = engine.prefill(token_ids[found:], cache)

@@ -26,6 +26,7 @@ VERBS = {
     "graph": "Draw a workflow as a tree or as Mermaid.",
     "models": "List models, or fetch one.",
     "channels": "List channels and their settings.",
+    "adapters": "List trained adapters, look into one, import published ones.",
     "calibrate": "Find the heads of a model that look where an answer is.",
     "payload": "Look into payload files.",
     "doctor": "Say what this machine offers and what is missing.",

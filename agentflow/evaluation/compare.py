@@ -203,6 +203,8 @@ class _Run:
             variation = vary(arm, self.workflow, inputs, other, self.task.private, about, text, self.tools)
         except UserError as error:
             return Row(item.id, arm.name, item.group, error=f"{NO_SUCH_CONTROL}: {error}")
+        for engine in filter(None, map(self.engines.loaded, set(variation.binding.models.values()))):
+            engine.prefixes.clear()  # a channel must not profit from what another arm has computed
         # Nothing runs beside what is timed.
         options = RunOptions(seed=self.options.seed, max_batch=self.options.max_batch, reuse=False, overlap="off")
         orchestrator = Orchestrator(variation.binding, self.engines, options=options, memo=self._memo, probe=probe)

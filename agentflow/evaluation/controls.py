@@ -13,12 +13,14 @@ from typing import Any
 import torch
 
 from agentflow.channels.base import Channel, Context, Message, Task
+from agentflow.channels.registry import make_channel
 from agentflow.channels.retrieval import RetrievalChannel, RetrievalSettings
 from agentflow.errors import UserError
 from agentflow.evaluation.rows import Arm, Row
-from agentflow.kv.bodies import CacheBody
+from agentflow.kv.bodies import CacheBody, CodesBody
 from agentflow.kv.payload import Payload
 from agentflow.models.engine import Engine
+from agentflow.models.spec import resolve_model
 from agentflow.runtime.binding import Binding, bind
 from agentflow.tools import Toolbox
 from agentflow.workflow.graph import ancestors, build_graph
@@ -26,12 +28,14 @@ from agentflow.workflow.parts import ChannelSpec
 from agentflow.workflow.schema import Workflow
 
 NO_MESSAGE, SENDER_ALONE, MISMATCHED, ZERO = "no message", "sender alone", "mismatched", "zero"
+SELF = "self"
 EQUAL_BYTES, EQUAL_POSITIONS, EQUAL_SECONDS = "equal bytes", "equal positions", "equal seconds"
 CONTROLS = {
     NO_MESSAGE: "the receiver answers without any message",
     SENDER_ALONE: "the sender answers itself, having read its own text",
     MISMATCHED: "the receiver gets the message of another item",
     ZERO: "the payload arrives with every key and value zero",
+    SELF: "the receiver's own model takes the sender's place, with an adapter that was trained for that",
     EQUAL_BYTES: "text, cut to the bytes that the channel's payload had",
     EQUAL_POSITIONS: "the best sentences as text, in as many positions as the channel kept",
     EQUAL_SECONDS: "the best sentences as text, as many as can be read in the channel's seconds to the first token",
@@ -77,6 +81,8 @@ def _applies(control: str, binding: Binding) -> bool:
     channels = binding.compared
     if control == ZERO:
         return any(c.needs_cache and not c.sends_text for c in channels)
+    if control == SELF:
+        return any(c.trains for c in channels)
     if control == EQUAL_BYTES:
         return any(c.compresses for c in channels)
     if control == EQUAL_POSITIONS:
@@ -106,10 +112,11 @@ def vary(
         tools: which there are.
     """
     over = workflow.with_channel({"name": arm.channel, **arm.settings}) if arm.channel else workflow
-    if arm.control == NO_MESSAGE:
-        return Variation(bind(without_message(workflow), tools), inputs)
-    if arm.control == SENDER_ALONE:
-        return Variation(bind(sender_alone(workflow), tools), inputs)
+    if arm.control == SELF:
+        return Variation(bind(with_itself(workflow, arm), tools), inputs)
+    if arm.control in (NO_MESSAGE, SENDER_ALONE):
+        alone = without_message if arm.control == NO_MESSAGE else sender_alone
+        return Variation(bind(alone(workflow), tools), inputs)
     if arm.control == MISMATCHED:
         swapped = {name: foreign[name] for name in private if name in inputs}
         return Variation(bind(over, tools), {**inputs, **swapped})
@@ -187,6 +194,27 @@ def _refuse_tool(workflow: Workflow, node: str) -> None:
         raise UserError(f"'{node}' is a tool, and what it gives is nobody's answer.")
 
 
+def with_itself(workflow: Workflow, arm: Arm) -> Workflow:
+    """Every sender over the channel runs on its receiver's model; the adapter is one of that model with itself.
+
+    Raises:
+        UserError: there is none.
+    """
+    settings = {name: value for name, value in arm.settings.items() if name != "bundle"}
+    over = workflow.with_channel({"name": arm.channel, **settings})
+    nodes, agents = dict(over.nodes), dict(over.agents)
+    for edge in over.edges:
+        if not (edge.fixed or over.is_tool(edge.sender) or over.is_tool(edge.receiver)):
+            sender, model = over.agent_node(edge.sender), agents[over.agent_node(edge.receiver).agent].model
+            fits = make_channel(arm.channel, settings).check(resolve_model(model), resolve_model(model))
+            if not fits.fits:
+                raise UserError(f"the receiver can't be fused with itself: {fits.reason}")
+            name = f"{edge.sender} on its receiver's model"
+            agents[name] = agents[sender.agent].model_copy(update={"model": model})
+            nodes[edge.sender] = sender.model_copy(update={"agent": name})
+    return over.model_copy(update={"nodes": nodes, "agents": agents})
+
+
 def _refuse_quotes(workflow: Workflow, node: str, control: str) -> None:
     above = ancestors(build_graph(workflow), node)
     prompt = workflow.agent_node(node).prompt
@@ -196,7 +224,7 @@ def _refuse_quotes(workflow: Workflow, node: str, control: str) -> None:
 
 
 class Zeroed(Channel):
-    """A channel whose cache arrives with every key and value zero; positions and words stay."""
+    """A channel whose cache or codes arrive with every number zero; positions and words stay."""
 
     def __init__(self, inner: Channel) -> None:
         super().__init__(inner.settings)
@@ -208,6 +236,10 @@ class Zeroed(Channel):
         """Send what the channel would, blanked."""
         payload = self.inner.send(message, task).dequantized()
         body = payload.body
+        if isinstance(body, CodesBody):
+            parts = body.tensors.items()
+            blank = {name: torch.zeros_like(t) if t.is_floating_point() else t for name, t in parts}
+            return replace(payload, body=replace(body, tensors=blank))
         if not isinstance(body, CacheBody):
             return payload
         cache = replace(

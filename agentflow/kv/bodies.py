@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -95,8 +96,10 @@ class CodesBody:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the tensors."""
-        return sum(t.numel() * t.element_size() for t in self.tensors.values())
+        """Bytes of the tensors, and of the settings as JSON."""
+        text = json.dumps(dict(self.settings), ensure_ascii=False) if self.settings else ""
+        tensors = sum(t.numel() * t.element_size() for t in self.tensors.values())
+        return tensors + len(text.encode("utf-8", "surrogatepass"))
 
 
 Body = TextBody | CacheBody | QuantizedBody | CodesBody

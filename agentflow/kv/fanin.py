@@ -7,8 +7,10 @@ seeing the earlier ones; `Engine.recompute` mends the positions where that matte
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
+from torch import Tensor
 
 from agentflow.errors import PayloadError
 from agentflow.kv.cache import KVCache
@@ -36,3 +38,19 @@ def concat(caches: Sequence[KVCache], ropes: Sequence[Rope | None], *, drop_sink
             moved = moved.select(torch.arange(min(drop_sinks, len(moved)), len(moved)))
         joined = joined.followed_by(moved)
     return joined
+
+
+def overlaid(cache: KVCache, other: KVCache, base: KVCache) -> KVCache:
+    """A cache with what another one of the same positions has more than `base`: changes of two kinds added up.
+
+    Raises:
+        PayloadError: caches of different shapes or positions.
+    """
+    if not cache.geometry == other.geometry == base.geometry or not len(cache) == len(other) == len(base):
+        raise PayloadError("Changes can be added up for caches of the same shapes and positions only.")
+
+    def summed(ours: Sequence[Tensor], theirs: Sequence[Tensor], plain: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        return tuple(a if b is c else a + (b - c) for a, b, c in zip(ours, theirs, plain, strict=True))
+
+    keys = summed(cache.keys, other.keys, base.keys)
+    return replace(cache, keys=keys, values=summed(cache.values, other.values, base.values), _arena=None)

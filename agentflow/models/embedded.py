@@ -74,6 +74,20 @@ def fetch(spec: ModelSpec, progress: Progress = silent) -> Path:
     return converted
 
 
+def local_config(spec: ModelSpec) -> Path | None:
+    """The configuration of a model, where `fetch` would find it without asking anybody; None elsewhere."""
+    from huggingface_hub import try_to_load_from_cache
+
+    for folder in (Path(spec.source).expanduser(), cache_root() / "models" / spec.model):
+        if (folder / "config.json").is_file():
+            return folder / "config.json"
+    try:
+        found = try_to_load_from_cache(spec.source, "config.json", revision=spec.revision)
+    except ValueError:  # a folder's path is no repository's name
+        return None
+    return Path(found) if isinstance(found, str) else None
+
+
 def _from_hub(spec: ModelSpec, *, local_only: bool) -> tuple[Path | None, str]:
     from huggingface_hub import snapshot_download
 

@@ -6,6 +6,7 @@ import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from agentflow.kv.cache import Geometry
 from agentflow.kv.payload import Fingerprint
 from agentflow.kv.rope import Rope
 from agentflow.models import attention
-from agentflow.models.embedded import Progress, fetch, silent
+from agentflow.models.embedded import Progress, fetch, local_config, silent
 from agentflow.models.families import require_plain_cache, text_config
 from agentflow.models.quiet import quiet_transformers
 from agentflow.models.rotary import rope_digest, ropes_of
@@ -99,6 +100,18 @@ def geometry_of(config: Any) -> Geometry:
     heads = getattr(inner, "num_key_value_heads", None) or inner.num_attention_heads
     width = getattr(inner, "head_dim", None) or inner.hidden_size // inner.num_attention_heads
     return Geometry(((int(heads), int(width), int(width)),) * int(inner.num_hidden_layers))
+
+
+def local_geometry(spec: ModelSpec) -> Geometry | None:
+    """The cache shapes of a model whose configuration is on this machine; None where it is not. Reads no weights."""
+    path = local_config(spec)
+    if path is None:
+        return None
+    try:
+        raw = json.loads(path.read_text(encoding="utf-8"))
+        return geometry_of(SimpleNamespace(**(raw.get("text_config") or raw)))
+    except (OSError, ValueError, TypeError, AttributeError):
+        return None
 
 
 def choose_device(wanted: str) -> torch.device:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from agentflow.channels.base import Context
 from agentflow.errors import ChannelError
 from agentflow.kv.cache import KVCache
-from agentflow.kv.fanin import concat
+from agentflow.kv.fanin import concat, overlaid
 from agentflow.kv.payload import Turn
 from agentflow.models.blend import recompute
 from agentflow.models.chat import join
@@ -38,12 +38,13 @@ def gather(contexts: Sequence[Context], senders: Sequence[str]) -> tuple[tuple[T
     """Several contexts as one conversation to continue, a note for the head of the prompt, and caches in order.
 
     One conversation is continued. Of several, those that come with caches are joined behind one another and the
-    last of them is continued; those in words are quoted in the note.
+    last of them is continued; those in words are quoted in the note. What several senders have fused into the
+    receiver's cache of one conversation is added up.
 
     Raises:
         ChannelError: a cache without its conversation.
     """
-    caches = [c for c in contexts if c.cache is not None]
+    caches = _added_up([c for c in contexts if c.cache is not None])
     talks = [(c, s) for c, s in zip(contexts, senders, strict=True) if c.turns and c.cache is None]
     if any(not c.turns for c in caches):
         raise ChannelError("A cache came without the conversation it was computed from.")
@@ -93,6 +94,28 @@ def _fan_in(
     head = len(before) + len(suffix) - len(token_ids)
     kept = tuple(loss for c in caches for loss in c.losses)
     return Foundation((*before, *suffix), prefix, suffix, head, exact=False, losses=(*kept, *losses))
+
+
+def _added_up(caches: Sequence[Context]) -> list[Context]:
+    """Contexts with one for each conversation that something was fused into."""
+    found: list[Context] = []
+    for context in caches:
+        place = next((n for n, c in enumerate(found) if _alike(c, context)), -1)
+        if place < 0:
+            found.append(context)
+            continue
+        first = found[place]
+        assert first.cache is not None
+        assert context.cache is not None
+        assert context.base is not None
+        cache = overlaid(first.cache, context.cache, context.base)
+        found[place] = replace(first, cache=cache, losses=(*first.losses, *context.losses))
+    return found
+
+
+def _alike(one: Context, other: Context) -> bool:
+    """Whether something was fused into both, and into the same tokens."""
+    return one.base is not None and other.base is not None and one.token_ids == other.token_ids
 
 
 def _quote(context: Context, sender: str) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 
 from blake3 import blake3
 
+from agentflow.channels.base import Channel
 from agentflow.errors import UserError
 from agentflow.models.engine import Engine
 from agentflow.runtime.binding import Binding
@@ -160,7 +161,13 @@ class Questions:
         nodes is in the prompt.
         """
         received = [
-            [edge.sender, channel.name, channel.settings.model_dump(mode="json"), state.digest(edge.sender)]
+            [
+                edge.sender,
+                channel.name,
+                channel.settings.model_dump(mode="json"),
+                state.digest(edge.sender),
+                self._channel_mark(channel, edge.sender, unit.node),
+            ]
             for _, edge, channel in self.binding.incoming(unit.node)
         ]
         choices = {} if question.choices is None else {"choices": _digest(question.choices)}
@@ -173,6 +180,11 @@ class Questions:
             "model": _digest([*self.binding.model_of(unit.node).identity, model]),
             "messages": _digest(received),
         }
+
+    def _channel_mark(self, channel: Channel, sender: str, receiver: str) -> str:
+        """What else the channel depends on; what a tool gives travels as text, and depends on nothing else."""
+        models = self.binding.model_of
+        return "" if sender in self.binding.tools else channel.mark(models(sender), models(receiver))
 
     @cached_property
     def _graph(self) -> Any:

@@ -14,6 +14,7 @@ from agentflow.evaluation.controls import CONTROLS, sender_alone, without_messag
 from agentflow.evaluation.probe import AnswerProbe, divergence
 from agentflow.models.pool import EnginePool
 from agentflow.workflow.loader import parse_workflow
+from tests.adapters.samples import bundle_of
 from tests.evaluation.conftest import WORKFLOW
 from tests.tiny import tiny_engine
 
@@ -221,3 +222,38 @@ def test_text_of_equal_size_is_no_larger_than_what_it_is_equal_to(workflow, task
 def test_text_of_equal_seconds_needs_text_to_know_its_speed(workflow, task, engines):
     found = run(workflow, task, engines, n=1, channels=("cache",), options=CompareOptions(controls=("equal seconds",)))
     assert "its speed is not known" in found.of("equal seconds(cache)")[0].error
+
+
+TWO_MODELS = (
+    WORKFLOW.replace(
+        "tests/tiny, model: tiny}, system: answer", "tests/tiny-qwen2-0, model: tiny-qwen2-0}, system: answer"
+    )
+    .replace("tests/tiny, model: tiny}", "tests/tiny-llama-0, model: tiny-llama-0}")
+    .replace("channel: cache", "channel: c2c")
+)
+
+
+@pytest.mark.parametrize("has_self", [False, True])
+def test_a_trained_channel_has_zeros_and_the_receiver_fused_with_itself_as_controls(
+    task, tmp_path, monkeypatch, has_self
+):
+    monkeypatch.setenv("AGENTFLOW_CACHE", str(tmp_path))
+    receiver = tiny_engine("qwen2")
+    bundle_of(tmp_path / "adapters" / "pair", tiny_engine(), receiver)
+    if has_self:
+        bundle_of(tmp_path / "adapters" / "self", receiver, receiver)
+    families = {"tiny-llama-0": "llama", "tiny-qwen2-0": "qwen2"}
+    engines = EnginePool(factory=lambda spec: tiny_engine(families[spec.model]))
+    found = run(parse_workflow(TWO_MODELS), task, engines, n=2, channels=("text", "c2c"))
+    first = {arm.name: found.of(arm.name)[0] for arm in found.arms}
+    assert {"zero(c2c)", "self(c2c)", "mismatched(c2c)"} <= first.keys()
+    assert "self(text)" not in first
+    assert first["zero(c2c)"].nll != pytest.approx(first["c2c"].nll, abs=1e-3)
+    assert first["zero(c2c)"].bytes == first["c2c"].bytes
+    # The receiver computes the conversation in every arm, whatever another one has computed before.
+    assert first["zero(c2c)"].prefilled == first["c2c"].prefilled
+    if has_self:
+        assert first["self(c2c)"].nll != pytest.approx(first["c2c"].nll, abs=1e-3)
+    else:
+        assert first["self(c2c)"].impossible
+        assert "can't be fused with itself: there is no bundle of 'c2c'" in first["self(c2c)"].error

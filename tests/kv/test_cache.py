@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from agentflow.errors import PayloadError
 from agentflow.kv.cache import KVCache
+from agentflow.kv.fanin import overlaid
 from tests.kv.samples import closed, random_cache, random_entries, same_tensor
 
 
@@ -273,3 +274,13 @@ def test_closed_and_open_caches_follow_each_other(first: bool, second: bool) -> 
     turned = [0, 1, 2] if first else [0, 2, 5]
     assert joined.rotary_positions.tolist() == [*turned, *([6, 7] if second else [7, 9])]
     assert (joined.rotary is None) == (not first and not second)
+
+
+def test_changes_of_two_kinds_are_added_up_and_untouched_layers_stay_the_same_tensors() -> None:
+    base, one, other = random_cache(4), random_cache(4, seed=1), random_cache(4, seed=2)
+    other = replace(other, keys=(base.keys[0], *other.keys[1:]))
+    both = overlaid(one, other, base)
+    assert both.keys[0] is one.keys[0]
+    torch.testing.assert_close(both.values[1], one.values[1] + other.values[1] - base.values[1])
+    with pytest.raises(PayloadError, match="same shapes and positions"):
+        overlaid(one, random_cache(5), base)

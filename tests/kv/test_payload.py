@@ -51,6 +51,7 @@ def test_sizes_count_tensors_tokens_positions_and_text() -> None:
     body = CacheBody(cache, tuple(range(5)), turns)
     assert body.nbytes == cache.nbytes + 8 * (5 + 2) + 4
     assert CodesBody({"z": torch.zeros(3, dtype=torch.float16), "n": torch.zeros(0)}).nbytes == 6
+    assert CodesBody({"z": torch.zeros(3, dtype=torch.float16)}, {"a": "é"}).nbytes == 6 + len('{"a": "é"}') + 1
     payload = Payload(Header("c", "s"), body)
     assert payload.nbytes == body.nbytes
     assert payload.quantized(8, sinks=0).nbytes < payload.nbytes + 200
