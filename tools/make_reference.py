@@ -8,7 +8,8 @@ from __future__ import annotations
 import inspect
 import json
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
@@ -23,6 +24,7 @@ sys.path.insert(0, str(ROOT))
 from agentflow.channels.registry import channel_names, get_channel  # noqa: E402
 from agentflow.cli.main import VERBS, cli  # noqa: E402
 from agentflow.models.spec import ModelSpec, Wheel  # noqa: E402
+from agentflow.runtime.editor_schema import KINDS, editor_schema  # noqa: E402
 from agentflow.tasks.registry import get_task, task_names  # noqa: E402
 from agentflow.tools import Toolbox  # noqa: E402
 from agentflow.workflow import parts  # noqa: E402
@@ -171,6 +173,28 @@ SECTIONS: tuple[tuple[str, type[BaseModel], str], ...] = (
     ),
 )
 SUBVERBS = (("payload", "inspect"), *(("runs", verb) for verb in ("list", "show", "resume", "export", "rm")))
+EDITORS = """\
+## In an editor
+
+Editors that speak YAML's language server check files while they are written, and complete keys, channels and settings:
+VS Code with the extension YAML, Neovim, Helix, JetBrains. This prints the schema of your installation, with the
+channels and tasks of all your packages:
+
+```console
+$ agentflow schema workflow
+```
+
+Keep it in a file (`agentflow schema workflow > workflow.schema.json`), and name that file in the first line of a
+workflow:
+
+```text
+# yaml-language-server: $schema=workflow.schema.json
+```
+
+`agentflow schema agent` and `agentflow schema model` do the same for agent files and model configs. The schemas with
+the built-in channels and tasks are in [schema/](schema). What takes more than one look at a file (names, templates,
+cycles, models) is for `agentflow validate`.
+"""
 TEMPLATES = """\
 ## Templates
 
@@ -197,7 +221,15 @@ def workflow_reference() -> str:
     ]
     for heading, model, words in SECTIONS:
         blocks += [f"## {heading}", *([words] if words else []), _table(model)]
-    blocks += [TEMPLATES.rstrip(), "## Models", _models(), _table(ModelSpec), "### `wheel`", _table(Wheel)]
+    blocks += [
+        EDITORS.rstrip(),
+        TEMPLATES.rstrip(),
+        "## Models",
+        _models(),
+        _table(ModelSpec),
+        "### `wheel`",
+        _table(Wheel),
+    ]
     blocks += ["## Channels", *_plugins((name, get_channel(name)) for name in channel_names())]
     blocks += ["## Tasks", *_plugins((name, get_task(name)) for name in task_names())]
     blocks += ["## Tools", *_tools()]
@@ -318,7 +350,12 @@ def _help(path: tuple[str, ...]) -> str:
     return command.get_help(context)
 
 
-TARGETS = {"workflow-reference.md": workflow_reference, "cli.md": cli_reference}
+def _schema(kind: str) -> str:
+    return json.dumps(editor_schema(kind, built_in=True), indent=1, ensure_ascii=False) + "\n"
+
+
+TARGETS: dict[str, Callable[[], str]] = {"workflow-reference.md": workflow_reference, "cli.md": cli_reference}
+TARGETS |= {f"schema/{kind}.schema.json": partial(_schema, kind) for kind in KINDS}
 
 
 def main() -> int:

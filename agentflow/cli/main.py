@@ -23,6 +23,7 @@ VERBS = {
     "runs": "List, show, resume, export or remove stored runs.",
     "compare": "Run a workflow over several channels and compare them.",
     "validate": "Check workflows without running them.",
+    "schema": "Print the JSON Schema of a kind of file, for editors.",
     "graph": "Draw a workflow as a tree or as Mermaid.",
     "models": "List models, or fetch one.",
     "channels": "List channels and their settings.",

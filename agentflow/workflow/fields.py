@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, TypeAlias
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
 from agentflow.workflow.problems import described, quoted
@@ -68,12 +68,25 @@ def _text(value: str) -> str:
     return value
 
 
-Name = Annotated[str, AfterValidator(_identifier)]
-NonEmpty = Annotated[str, AfterValidator(_text)]
-ModelRef: TypeAlias = Annotated[str | dict[str, Any], BeforeValidator(_model_reference)]
+# What editors are told of these (`WithJsonSchema`) is what their validators let through.
+_NAMED = {"type": "string", "pattern": r"\S"}
+_STOPS = {"type": "array", "minItems": 1, "items": {"type": "string", "minLength": 1}}
+
+Name = Annotated[
+    str,
+    AfterValidator(_identifier),
+    WithJsonSchema({"type": "string", "pattern": "^[A-Za-z][A-Za-z0-9_]*$"}),
+]
+NonEmpty = Annotated[str, AfterValidator(_text), WithJsonSchema(_NAMED)]
+ModelRef: TypeAlias = Annotated[
+    str | dict[str, Any],
+    BeforeValidator(_model_reference),
+    WithJsonSchema({"anyOf": [_NAMED, {"type": "object", "minProperties": 1}]}),
+]
 StopTexts = Annotated[
     tuple[Annotated[str, AfterValidator(_stop_text)], ...],
     BeforeValidator(_stop_list),
+    WithJsonSchema({"anyOf": [{"type": "string", "minLength": 1}, _STOPS]}),
 ]
 
 

@@ -10,7 +10,7 @@ import keyword
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag, model_validator
+from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag, WithJsonSchema, model_validator
 
 from agentflow.errors import did_you_mean
 from agentflow.workflow.fields import Generation, ModelRef, Name, NonEmpty, StrictModel, mistake, text_keys
@@ -20,6 +20,9 @@ InputType = Literal["string", "integer", "number", "boolean", "list", "mapping"]
 ErrorKind = Literal["timeout", "model", "channel", "template", "tool", "memory", "other"]
 ERROR_KINDS: tuple[ErrorKind, ...] = get_args(ErrorKind)
 INPUT_TYPES: tuple[str, ...] = get_args(InputType)
+_KIND_SCHEMA: dict[str, Any] = {"enum": list(ERROR_KINDS)}
+_KINDS_SCHEMA = {"anyOf": [_KIND_SCHEMA, {"type": "array", "minItems": 1, "items": _KIND_SCHEMA}]}
+_OVER_SCHEMA = {"anyOf": [{"type": "string", "pattern": r"\S"}, {"type": "array"}]}
 
 # Names a template already knows, or that its language has taken.
 _KNOWN = ("inputs", "nodes", "index", "loop", "range", "dict", "namespace", "self", "caller")
@@ -81,7 +84,7 @@ class InputSpec(StrictModel):
 class MapSpec(StrictModel):
     """Run the node once for each item of `over`: an expression that gives a list, or the list itself."""
 
-    over: Annotated[str | list[Any], BeforeValidator(_over)]
+    over: Annotated[str | list[Any], BeforeValidator(_over), WithJsonSchema(_OVER_SCHEMA)]
     item: Annotated[Name, AfterValidator(_item_name)] = Field(default="item", alias="as")
 
 
@@ -94,7 +97,7 @@ class RetrySpec(StrictModel):
     count: int = Field(ge=1, le=100)
     wait: float = Field(default=0.0, ge=0, le=3600)
     growth: float = Field(default=2.0, ge=1, le=10)
-    on: Annotated[tuple[ErrorKind, ...], BeforeValidator(_error_kinds)] = ERROR_KINDS
+    on: Annotated[tuple[ErrorKind, ...], BeforeValidator(_error_kinds), WithJsonSchema(_KINDS_SCHEMA)] = ERROR_KINDS
 
     @model_validator(mode="before")
     @classmethod

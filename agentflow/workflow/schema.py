@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Self
 
-from pydantic import AfterValidator, Field, PrivateAttr, model_validator
+from pydantic import AfterValidator, Field, PrivateAttr, WithJsonSchema, model_validator
 
 from agentflow.workflow.fields import Generation, Name, StrictModel, mistake
 from agentflow.workflow.location import KeyPath, Location
@@ -51,7 +51,11 @@ class Workflow(StrictModel):
     Load one with `load_workflow`; its checks (unknown names, cycles, templates) are not repeated here.
     """
 
-    name: Annotated[str, AfterValidator(_workflow_name)] = Field(alias="workflow")
+    name: Annotated[
+        str,
+        AfterValidator(_workflow_name),
+        WithJsonSchema({"type": "string", "pattern": "^[A-Za-z][A-Za-z0-9_-]*$"}),
+    ] = Field(alias="workflow")
     description: str = ""
     inputs: dict[Name, InputSpec] = Field(default_factory=dict)
     defaults: Defaults = Field(default_factory=Defaults)
