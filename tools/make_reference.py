@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import inspect
 import json
+import pkgutil
 import sys
+import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
@@ -26,7 +28,6 @@ from agentflow.cli.main import VERBS, cli  # noqa: E402
 from agentflow.models.spec import ModelSpec, Wheel  # noqa: E402
 from agentflow.runtime.editor_schema import KINDS, editor_schema  # noqa: E402
 from agentflow.tasks.registry import get_task, task_names  # noqa: E402
-from agentflow.tools import Toolbox  # noqa: E402
 from agentflow.workflow import parts  # noqa: E402
 from agentflow.workflow.fields import Generation  # noqa: E402
 from agentflow.workflow.schema import Workflow  # noqa: E402
@@ -326,15 +327,19 @@ def _plugins(found: Iterable[tuple[str, Any]]) -> list[str]:
 
 
 def _tools() -> Iterator[str]:
-    box = Toolbox()
-    for name in box.names:
-        function = box.get(name).function
-        if not function.__module__.startswith("agentflow."):
-            continue  # somebody's own, installed here
-        summary = (function.__doc__ or "").strip().partition("\n\n")[0]
-        arguments = ", ".join(str(parameter) for parameter in inspect.signature(function).parameters.values())
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    for name, place in sorted(project["entry-points"]["agentflow.tools"].items()):  # ours, whatever is installed here
+        loaded = pkgutil.resolve_name(place)
+        summary = inspect.getdoc(loaded).partition("\n\n")[0]
+        called = loaded.__call__ if inspect.isclass(loaded) else loaded
+        arguments = [p for p in inspect.signature(called).parameters.values() if p.name != "self"]
         yield f"### `{name}`"
-        yield f"`with: {{{arguments}}}`. {' '.join(summary.split())}"
+        yield f"`with: {{{', '.join(map(_argument, arguments))}}}`. {' '.join(summary.split())}"
+
+
+def _argument(parameter: inspect.Parameter) -> str:
+    default = "" if parameter.default is parameter.empty else f" = {json.dumps(parameter.default)}"
+    return f"{parameter.name}: {parameter.annotation}{default}"
 
 
 def _help(path: tuple[str, ...]) -> str:

@@ -38,6 +38,10 @@ class FiguresTable:
             table = self._table(tall=True)
         yield Text(visible(self.title), style="italic")
         yield table
+        for row in self.rows:
+            for group, count_, score, steps in row.by_group():
+                name = visible(group or "all")
+                yield Text(f"{name}: {count(count_, 'episode')}, {row.primary} {score:.3f}, {steps:.1f} steps")
         yield Text(CAPTION, style="dim italic")
 
     def _table(self, *, tall: bool) -> Table:
@@ -45,6 +49,7 @@ class FiguresTable:
         lines = [
             ("channel", [f"[bold]{plain(row.channel)}[/]" for row in self.rows]),
             *((plain(m), [number(row.mean(m), ".3f") for row in self.rows]) for m in metrics),
+            *_steps(self.rows),
             ("prefilled", [number(row.mean_of("prefilled")) for row in self.rows]),
             ("reused", [number(row.mean_of("reused")) for row in self.rows]),
             ("payload", [amount(row.mean_of("bytes")) for row in self.rows]),
@@ -61,6 +66,12 @@ class FiguresTable:
         for line in body[1:]:
             table.add_row(*line)
         return table
+
+
+def _steps(rows: Sequence[ChannelFigures]) -> list[tuple[str, list[str]]]:
+    if all(item.steps is None for row in rows for item in row.items):
+        return []
+    return [("steps", [number(row.mean_of("steps"), ".1f") for row in rows])]
 
 
 def _failed(row: ChannelFigures) -> int:

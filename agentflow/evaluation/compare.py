@@ -150,7 +150,7 @@ class _Run:
         if not missing:
             return False
         reference: dict[int, Tensor] | None = None
-        if self.options.probe and any(arm.name != "text" for arm in missing):
+        if self._probes and any(arm.name != "text" for arm in missing):
             reference = self._reference(item)
         for arm in missing:
             if (item.id, arm.name) not in self.rows:  # text may be there by now: the reference needed it
@@ -180,6 +180,11 @@ class _Run:
 
     # -- inside -----------------------------------------------------------------------------------------
 
+    @property
+    def _probes(self) -> bool:
+        """Whether right answers are scored; an episode has none."""
+        return self.options.probe and not self.task.interactive
+
     def _reference(self, item: Item) -> dict[int, Tensor] | None:
         """Distributions along the right answers of the receiver that read the whole text."""
         probe = AnswerProbe(self.node, _golds(item), keep=True)
@@ -190,7 +195,7 @@ class _Run:
         return probe.distributions or None
 
     def _run_arm(self, arm: Arm, item: Item, foreign: Item, reference: dict[int, Tensor] | None) -> Row:
-        probe = AnswerProbe(self.node, _golds(item), reference=reference) if self.options.probe else None
+        probe = AnswerProbe(self.node, _golds(item), reference=reference) if self._probes else None
         return self._answer(arm, item, foreign, probe)
 
     def _answer(self, arm: Arm, item: Item, foreign: Item, probe: AnswerProbe | None) -> Row:

@@ -6,7 +6,7 @@ control that can't be made for a workflow or a channel says why, and the compari
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -24,7 +24,8 @@ from agentflow.models.spec import resolve_model
 from agentflow.runtime.binding import Binding, bind
 from agentflow.tools import Toolbox
 from agentflow.workflow.graph import ancestors, build_graph
-from agentflow.workflow.parts import ChannelSpec
+from agentflow.workflow.parts import AnyNode, ChannelSpec, Node, texts_in
+from agentflow.workflow.references import mentioned
 from agentflow.workflow.schema import Workflow
 
 NO_MESSAGE, SENDER_ALONE, MISMATCHED, ZERO = "no message", "sender alone", "mismatched", "zero"
@@ -161,15 +162,23 @@ def answer_node(workflow: Workflow) -> str:
 
 
 def without_message(workflow: Workflow) -> Workflow:
-    """The receiver on its own: no edges, and only the node that answers.
+    """The receiver on its own: no message whose channel is compared, and no node that only those came from.
 
     Raises:
-        UserError: its prompt quotes other nodes, so it can't stand alone.
+        UserError: what is left quotes what is gone, so it can't stand alone.
     """
     node = answer_node(workflow)
-    _refuse_tool(workflow, node)
-    _refuse_quotes(workflow, node, NO_MESSAGE)
-    return workflow.model_copy(update={"nodes": {node: workflow.nodes[node]}, "edges": (), "outputs": {}})
+    edges = tuple(edge for edge in workflow.edges if edge.fixed)
+    alone = workflow.model_copy(update={"edges": edges})
+    kept = {node} | ancestors(build_graph(alone), node)
+    _refuse_quotes(workflow, kept, NO_MESSAGE)
+    return workflow.model_copy(
+        update={
+            "nodes": {name: step for name, step in workflow.nodes.items() if name in kept},
+            "edges": tuple(edge for edge in edges if edge.receiver in kept),
+            "outputs": {},
+        }
+    )
 
 
 def sender_alone(workflow: Workflow) -> Workflow:
@@ -215,12 +224,17 @@ def with_itself(workflow: Workflow, arm: Arm) -> Workflow:
     return over.model_copy(update={"nodes": nodes, "agents": agents})
 
 
-def _refuse_quotes(workflow: Workflow, node: str, control: str) -> None:
-    above = ancestors(build_graph(workflow), node)
-    prompt = workflow.agent_node(node).prompt
-    quoted = [name for name in above if f"nodes.{name}" in prompt]
-    if quoted:
-        raise UserError(f"'{node}' quotes '{quoted[0]}' in its prompt, so there is no control '{control}'.")
+def _refuse_quotes(workflow: Workflow, kept: Collection[str], control: str) -> None:
+    gone = set(workflow.nodes) - set(kept)
+    for name in kept:
+        for template in _templates(workflow.nodes[name]):
+            named = mentioned(template, "nodes")
+            if quoted := sorted(gone if named is None else gone & named):
+                raise UserError(f"'{name}' quotes '{quoted[0]}', so there is no control '{control}'.")
+
+
+def _templates(step: AnyNode) -> list[str]:
+    return [step.prompt] if isinstance(step, Node) else [text for _, text in texts_in(step.arguments)]
 
 
 class Zeroed(Channel):

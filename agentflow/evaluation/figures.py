@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from statistics import fmean, median
 
+from agentflow.evaluation.answers import predictions, steps_of
 from agentflow.runtime.binding import Binding
 from agentflow.runtime.results import ItemResult, NodeResult
 from agentflow.tasks.base import Item, Task
@@ -22,6 +23,7 @@ class ItemFigures:
         bytes: of all payloads.
         first_token_seconds: mean over the receivers: hand-over and prefill up to the first token.
         seconds: summed over all nodes.
+        steps: commands of the item's episode; None where the task has no episodes.
     """
 
     item: str
@@ -34,6 +36,7 @@ class ItemFigures:
     bytes: int
     first_token_seconds: float
     seconds: float
+    steps: int | None = None
     error: str = ""
 
 
@@ -65,6 +68,15 @@ class ChannelFigures:
         found = [float(getattr(i, field_name)) for i in self.done]
         return median(found) if found else float("nan")
 
+    def by_group(self) -> list[tuple[str, int, float, float]]:
+        """Of episodes: every group's name, how many there are, the mean of the primary metric, and of the steps."""
+        groups = sorted({i.group for i in self.done if i.steps is not None})
+        found = [(group, [i for i in self.done if i.group == group]) for group in groups]
+        return [
+            (group, len(items), fmean(i.scores[self.primary] for i in items), fmean(i.steps or 0 for i in items))
+            for group, items in found
+        ]
+
 
 def measure(
     binding: Binding, task: Task, channel: str, items: Sequence[Item], results: Sequence[ItemResult]
@@ -79,8 +91,8 @@ def measure(
 def _item(task: Task, item: Item, result: ItemResult, receivers: set[str], answer: str) -> ItemFigures:
     every = [r for rs in result.nodes.values() for r in rs]
     received: list[NodeResult] = [r for node, rs in result.nodes.items() if node in receivers for r in rs]
-    answers = result.scored(answer, len(item.answers))
     error = "; ".join(f"{unit}: {what}" for unit, what in result.errors.items())
+    answers = predictions(task, item, result, answer)
     return ItemFigures(
         item=item.id,
         group=item.group,
@@ -92,5 +104,6 @@ def _item(task: Task, item: Item, result: ItemResult, receivers: set[str], answe
         bytes=sum(m.bytes for r in every for m in r.messages),
         first_token_seconds=fmean([r.first_token_seconds for r in received]) if received else 0.0,
         seconds=sum(r.seconds for r in every),
+        steps=None if error else steps_of(task, answers),
         error=error,
     )

@@ -15,13 +15,15 @@ def task_of(workflow: Workflow, name: str | None = None, settings: dict[str, Any
     """The task that scores a workflow: the one it names, or `name`; `settings` win over the workflow's.
 
     Raises:
-        UserError: no task is named, it is unknown or badly set up, or its items are not answered with a text.
+        UserError: no task is named, it is unknown or badly set up, or its items are episodes and no tool plays them.
     """
     task = _named_task(workflow, name, settings)
-    if task.interactive:
+    node = workflow.task.answer if workflow.task is not None else None
+    if task.interactive and not (node is not None and workflow.is_tool(node)):
         raise UserError(
-            f"The items of task '{task.name}' are episodes to be played, and no workflow plays them yet.",
-            fix="docs/alfworld.md shows how to play them from Python.",
+            f"The items of task '{task.name}' are episodes to be played, and the workflow '{workflow.name}' answers "
+            "them with words.",
+            fix="The node that `task: {answer: ...}` names must be a tool that says how the episode ended.",
         )
     return task
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from statistics import fmean
 
+from agentflow.channels.cache import CacheChannel
+from agentflow.evaluation.answers import predictions, steps_of
 from agentflow.evaluation.probe import AnswerProbe
 from agentflow.evaluation.rows import Arm, Row
 from agentflow.runtime.results import ItemResult
@@ -23,17 +25,15 @@ def row_of(
 ) -> Row:
     """Score the answers of `node` and add up what the receivers cost.
 
-    Receivers are the nodes that something is sent to, and the node that answers. Fixed edges are the same in every
-    arm, so what they carry, and who receives nothing else, is not counted.
+    Receivers are the agents that something is sent to, the nodes that go on with their caches over fixed edges, and the
+    node that answers. What fixed edges carry is the same in every arm, and is not counted.
     """
     error = "; ".join(f"{unit}: {what}" for unit, what in result.errors.items())
     compared = {(edge.sender, edge.receiver) for edge in workflow.edges if not edge.fixed}
-    receivers = {receiver for _, receiver in compared} | {node}
-    received = [
-        (name, r) for name, rs in result.nodes.items() if name in receivers and not workflow.is_tool(name) for r in rs
-    ]
+    receivers = {name for name in _going_on(workflow, {r for _, r in compared}) | {node} if not workflow.is_tool(name)}
+    received = [(name, r) for name, rs in result.nodes.items() if name in receivers for r in rs]
     messages = [m for name, r in received for m in r.messages if (m.sender, name) in compared]
-    answers = result.scored(node, len(item.answers))
+    answers = predictions(task, item, result, node)
     return Row(
         item=item.id,
         arm=arm.name,
@@ -54,5 +54,21 @@ def row_of(
         first_token_seconds=fmean(r.first_token_seconds for _, r in received) if received else 0.0,
         seconds=sum(r.seconds for _, r in received),
         peak_bytes=peak,
+        steps=None if error else steps_of(task, answers),
         error=error,
     )
+
+
+def _going_on(workflow: Workflow, first: set[str]) -> set[str]:
+    """These nodes, and all that stand on their caches, or on those of such nodes, whatever channel is compared."""
+    after: dict[str, list[str]] = {}
+    for edge in workflow.edges:
+        if not edge.fixed or edge.channel.name != CacheChannel.name:
+            continue
+        after.setdefault(edge.sender, []).append(edge.receiver)
+    found, pending = set(first), list(first)
+    while pending:
+        new = [name for name in after.get(pending.pop(), ()) if name not in found]
+        found.update(new)
+        pending += new
+    return found

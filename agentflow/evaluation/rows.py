@@ -50,6 +50,7 @@ class Row:
         first_token_seconds: mean over the receivers, hand-over included.
         seconds: the receivers', hand-over included, to the last token, summed; what senders take is the same for all.
         peak_bytes: most memory the process held while the item ran (0 where it can't be told).
+        steps: commands of the item's episode; None where the task has no episodes.
         error: why the item failed; "" when it did not.
     """
 
@@ -72,6 +73,7 @@ class Row:
     first_token_seconds: float = 0.0
     seconds: float = 0.0
     peak_bytes: int = 0
+    steps: int | None = None
     error: str = ""
 
     @property

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from itertools import combinations
 from typing import Any
 
@@ -42,6 +42,8 @@ class ArmSummary:
         costs: mean, p50 and p95 of every field in `COSTS`.
         peak_bytes: the most memory that any item took; None where it can't be told.
         groups: the same means as `scores`, for each group of items; empty without groups.
+        steps: commands of an episode, lost ones included, with the 95 % interval; None where there are no episodes.
+        group_steps: the same for each group of items.
     """
 
     name: str
@@ -58,6 +60,8 @@ class ArmSummary:
     costs: dict[str, Spread]
     peak_bytes: int | None
     groups: dict[str, dict[str, Interval]]
+    steps: Interval | None = None
+    group_steps: dict[str, Interval] = field(default_factory=dict)
 
     def cost(self, name: str) -> Spread | None:
         """One cost; None where nothing was finished."""
@@ -201,7 +205,14 @@ def _arm(arm: Arm, comparison: Comparison) -> ArmSummary:
         costs={name: spread([float(getattr(r, name)) for r in done]) for name in COSTS} if done else {},
         peak_bytes=peak or None,
         groups={g: _means([r for r in done if r.group == g], metrics, seed) for g in groups} if any(groups) else {},
+        steps=_steps(done, seed),
+        group_steps={g: found for g in groups if g and (found := _steps([r for r in done if r.group == g], seed))},
     )
+
+
+def _steps(rows: list[Row], seed: int) -> Interval | None:
+    found = [float(r.steps) for r in rows if r.steps is not None]
+    return mean_interval(found, seed=seed) if found else None
 
 
 def _means(rows: list[Row], metrics: tuple[str, ...], seed: int) -> dict[str, Interval]:

@@ -149,7 +149,7 @@ def test_an_item_that_fails_is_a_row_with_its_error(workflow, task, engines):
 def test_a_control_that_a_workflow_does_not_allow_says_why(task, engines):
     quoting = parse_workflow(WORKFLOW.replace('prompt: "{{ q }}"', 'prompt: "{{ nodes.read.text }} {{ q }}"'))
     found = run(quoting, task, engines, n=1)
-    assert "quotes 'read' in its prompt" in found.of("no message")[0].error
+    assert "quotes 'read'" in found.of("no message")[0].error
 
 
 def test_without_items_or_an_answer_node_nothing_is_compared(workflow, task, engines):

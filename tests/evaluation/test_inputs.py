@@ -8,5 +8,5 @@ from agentflow.workflow import load_workflow
 
 
 def test_a_task_of_episodes_is_refused_before_anything_is_loaded():
-    with pytest.raises(UserError, match=r"'alfworld' are episodes to be played.*docs/alfworld\.md"):
+    with pytest.raises(UserError, match=r"'alfworld' are episodes.*must be a tool"):
         task_of(load_workflow("private_facts"), "alfworld")

@@ -51,7 +51,7 @@ def columns(summary: Summary, *, edges: int = 3) -> list[Column]:
 
     `edges` are the decimals of an interval's bounds.
     """
-    made = [*_scores(summary, edges), *_paired(summary, edges), *_nats(summary, edges), *_costs()]
+    made = [*_scores(summary, edges), *_steps(), *_paired(summary, edges), *_nats(summary, edges), *_costs()]
     made += [
         _count("failed", "Items that failed.", 5, lambda a: a.failed),
         _count("n", "Items that the arm finished.", 14, lambda a: a.finished),
@@ -101,6 +101,20 @@ def _score(arm: ArmSummary, metric: str, edges: int | None) -> str:
     if found is None:
         return NONE
     return number(found.mean, ".3f") if edges is None else interval(found, edges)
+
+
+def _steps() -> list[Column]:
+    return [
+        Column(
+            "steps",
+            "steps",
+            "Commands of an episode, those that were lost included; mean.",
+            "score",
+            6,
+            lambda a: a.steps.mean if a.steps else None,
+            lambda a: number(a.steps.mean, ".1f") if a.steps else NONE,
+        )
+    ]
 
 
 def _paired(summary: Summary, edges: int) -> list[Column]:

@@ -8,13 +8,26 @@ from typing import Any
 
 from agentflow.evaluation.pairing import Paired
 from agentflow.evaluation.report.columns import columns, heading
-from agentflow.evaluation.report.format import NONE, fact, interval, probability, visible
+from agentflow.evaluation.report.format import NONE, fact, interval, number, probability, visible
 from agentflow.evaluation.report.words import findings
 from agentflow.evaluation.rows import Comparison
 from agentflow.evaluation.summary import ArmSummary, Summary
 
 _SPECIAL = re.compile(r"[\\`*{}<>#|~$&!]|(?<![^\W_])_|_(?![^\W_])|\](?=[(\[:])|\[(?=\^)")
-_HEAD = ("change", "p", "wins", "nll", "kl", "prefilled", "bytes", "first_token_seconds", "seconds", "failed", "n")
+_HEAD = (
+    "steps",
+    "change",
+    "p",
+    "wins",
+    "nll",
+    "kl",
+    "prefilled",
+    "bytes",
+    "first_token_seconds",
+    "seconds",
+    "failed",
+    "n",
+)
 
 
 def markdown_report(summary: Summary, comparison: Comparison) -> str:
@@ -27,6 +40,8 @@ def markdown_report(summary: Summary, comparison: Comparison) -> str:
         parts += ["## Channels against each other", _pairs(summary.pairs, summary.primary)]
     if summary.groups:
         parts += [f"## {plain(summary.primary)} by group", _groups(summary)]
+    if any(arm.group_steps for arm in summary.arms):
+        parts += ["## Steps by group", _group_steps(summary)]
     if comparison.published:
         parts += ["## Published figures", _published(comparison)]
     return "\n\n".join([*parts, "## How to repeat it", _origin(summary, comparison)]) + "\n"
@@ -84,6 +99,14 @@ def _groups(summary: Summary) -> str:
         found = [arm.groups.get(g, {}).get(summary.primary) for g in summary.groups]
         rows.append([arm.name, *(f"{interval(i)} (n = {i.n})" if i else NONE for i in found)])
     return table(["arm", *(g or "(no group)" for g in summary.groups)], rows)
+
+
+def _group_steps(summary: Summary) -> str:
+    rows = []
+    for arm in summary.arms:
+        found = [arm.group_steps.get(g) for g in summary.groups]
+        rows.append([arm.name, *(number(i.mean, ".1f") if i else NONE for i in found)])
+    return table(["arm", *summary.groups], rows)
 
 
 def _published(comparison: Comparison) -> str:
