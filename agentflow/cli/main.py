@@ -19,6 +19,7 @@ from agentflow.cli.console import complain
 from agentflow.errors import UserError, did_you_mean
 
 VERBS = {
+    "init": "Write a small project that runs.",
     "run": "Run a workflow on inputs, or over a task's items.",
     "runs": "List, show, resume, export or remove stored runs.",
     "compare": "Run a workflow over several channels and compare them.",
