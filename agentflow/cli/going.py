@@ -10,6 +10,7 @@ from agentflow.cli.common import load_engines, stoppable
 from agentflow.cli.console import count, err, out, plain, print_json
 from agentflow.cli.jobs import require_node
 from agentflow.cli.live import live
+from agentflow.cli.rehearsing import rehearse_job
 from agentflow.cli.tables import FiguresTable, failures, figures_json, item_panel
 
 if TYPE_CHECKING:
@@ -35,6 +36,9 @@ def go(job: Job, settings: RunSettings, *, resumed: Path | None = None, forced: 
         require_node(job, settings.until, "--until")
     tools = Toolbox.from_file(settings.tools)
     binding = bind(job.workflow, tools)
+    if settings.dry:
+        with tools:
+            return rehearse_job(job, binding, settings, resumed=resumed, forced=forced)
     label = "+".join(dict.fromkeys(c.name for c in binding.channels)) or "no channel"
     title = job.workflow.name if job.task is None else f"{job.workflow.name} over {job.source.channel or label}"
     if resumed is not None:

@@ -47,6 +47,7 @@ class RunSettings:
         until: run this node and what it depends on.
         tools: a Python file whose functions may be called.
         keep_payloads: write every payload into the run's folder, signed with `key` where there is one.
+        dry: only say what would be done.
     """
 
     seed: int
@@ -59,6 +60,7 @@ class RunSettings:
     tools: Path | None = None
     keep_payloads: bool = False
     key: bytes | None = None
+    dry: bool = False
 
     def options(self, *, reuse: bool = True) -> RunOptions:
         """The same as the orchestrator takes it; without `reuse` every receiver pays for what it is sent."""
@@ -142,6 +144,9 @@ def going_options(batch: int) -> Callable[[Function], Function]:
     return decorate
 
 
+dry_option = click.option(
+    "--dry-run", "dry", is_flag=True, help="Say what would run, what is done, and why; load no model, write nothing."
+)
 runs_option = click.option(
     "--runs", type=FILE, default=Path("runs"), show_default=True, help="Folder where runs are kept."
 )

@@ -11,7 +11,16 @@ from click.core import ParameterSource
 from agentflow.cli.common import check_runs_folder, signing_key
 from agentflow.cli.going import go
 from agentflow.cli.jobs import Source, asked_for, require_node, stored_job
-from agentflow.cli.options import FILE, Count, RunSettings, channel_option, data_option, run_options, task_option
+from agentflow.cli.options import (
+    FILE,
+    Count,
+    RunSettings,
+    channel_option,
+    data_option,
+    dry_option,
+    run_options,
+    task_option,
+)
 from agentflow.errors import UserError
 
 _THE_RUNS_OWN = {
@@ -45,6 +54,7 @@ _THE_RUNS_OWN = {
 @click.option(
     "--force", "forced", multiple=True, metavar="NODE", help="With --resume: run this node in any case. Repeatable."
 )
+@dry_option
 @click.pass_context
 def command(
     context: click.Context,
@@ -60,6 +70,7 @@ def command(
     key_file: Path | None,
     resume: str | None,
     forced: tuple[str, ...],
+    dry: bool,
 ) -> int:
     """Run WORKFLOW: a YAML file, or the name of one that ships.
 
@@ -69,8 +80,9 @@ def command(
     agentflow run private_facts -n 4
     agentflow run hotpotqa --data dev.jsonl.gz -n 10 --channel text
     agentflow run my.yaml --input question="Who wrote Emma?"
-    agentflow run private_facts --resume last
+    agentflow run private_facts --resume last --dry-run
     """
+    settings = replace(settings, dry=dry)
     if resume is not None:
         _refuse_own(context)
         return resume_run(resume, settings, key_file, forced=forced, ref=workflow)

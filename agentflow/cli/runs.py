@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -9,7 +10,7 @@ import click
 from rich.table import Table
 
 from agentflow.cli.console import count, out, plain, print_json, seconds
-from agentflow.cli.options import FILE, RunSettings, going_options, json_option, runs_option
+from agentflow.cli.options import FILE, RunSettings, dry_option, going_options, json_option, runs_option
 from agentflow.errors import UserError
 
 if TYPE_CHECKING:
@@ -78,8 +79,9 @@ def show(run: str, item: str | None, runs: Path, as_json: bool) -> None:
 @click.argument("run")
 @click.option("--force", "forced", multiple=True, metavar="NODE", help="Run this node in any case. Repeatable.")
 @click.option("--key-file", type=FILE, metavar="FILE", help="Sign kept payloads with this key.")
+@dry_option
 @going_options(batch=8)
-def resume(run: str, forced: tuple[str, ...], key_file: Path | None, settings: RunSettings) -> int:
+def resume(run: str, forced: tuple[str, ...], key_file: Path | None, dry: bool, settings: RunSettings) -> int:
     """Run what is missing of RUN, and what is asked otherwise now because the workflow was changed; nothing else.
 
     Workflow, items, channel and seed are those that the run was started with.
@@ -89,7 +91,7 @@ def resume(run: str, forced: tuple[str, ...], key_file: Path | None, settings: R
     """
     from agentflow.cli.run import resume_run
 
-    return resume_run(run, settings, key_file, forced=forced)
+    return resume_run(run, replace(settings, dry=dry), key_file, forced=forced)
 
 
 @command.command("export", short_help="A run as one JSON document.")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -13,7 +12,8 @@ from typing import Any, Literal
 from filelock import FileLock, Timeout
 
 from agentflow.errors import RunError, did_you_mean
-from agentflow.runtime.runs import LOCK, locked, read_events, read_manifest, read_record
+from agentflow.runtime.kept import read_results
+from agentflow.runtime.runs import LOCK, locked, read_events, read_manifest
 
 State = Literal["running", "stopped", "failed", "done"]
 LAST = "last"
@@ -76,7 +76,7 @@ def run_folders(root: Path) -> list[Path]:
 
 
 def look(folder: Path) -> StoredRun:
-    """What can be told of a run without reading its results."""
+    """How far a run came."""
     manifest, outcome = read_manifest(folder), read_outcome(folder)
     ends = outcome.get("items", {})
     if not ends:
@@ -87,7 +87,7 @@ def look(folder: Path) -> StoredRun:
         state="running" if is_running(folder) else outcome.get("state", "stopped"),
         items=len(manifest["items"]) if "items" in manifest else 1,
         finished=sum(not end["errors"] and end.get("outputs", True) != {} for end in ends.values()),
-        results=sum(1 for _ in (folder / "results").glob("*/*.json")),
+        results=len(read_results(folder)),
         started="-".join(folder.name.split("-")[:2]),
     )
 
@@ -107,7 +107,7 @@ def node_rows(folder: Path, item: str | None = None) -> dict[str, NodeRows]:
 
 def export(folder: Path) -> dict[str, Any]:
     """A run as one document: manifest, outputs and errors, and every stored result. No payloads, no tensors."""
-    results = [record.to_json() for path in _result_files(folder) if (record := read_record(path)) is not None]
+    results = [record.to_json() for record in read_results(folder).values()]
     outcome = read_outcome(folder)
     return {"run": read_manifest(folder), "items": outcome.get("items", {}), "results": results}
 
@@ -161,7 +161,3 @@ def _latest(folder: Path, item: str | None) -> dict[tuple[str, str, int | None],
 
 def _events(folder: Path) -> list[dict[str, Any]]:
     return read_events(folder) if (folder / "events.jsonl").is_file() else []
-
-
-def _result_files(folder: Path) -> Iterator[Path]:
-    return iter(sorted((folder / "results").glob("*/*.json")))

@@ -89,12 +89,21 @@ class Questions:
     def answered_by(self, record: Record, unit: Unit, state: ItemState, model: str) -> bool:
         """Whether a stored record is the answer to what a unit would be asked now."""
         try:
-            stands_in = record.answer.finish == "fallback"
-            if stands_in and self.fallback(unit, state) != record.answer.text:
-                return False
-            return record.key == self.key_of(unit, state, model)
+            return not self.changed(record, unit, state, model)
         except UserError:
             return False  # told when the unit runs
+
+    def changed(self, record: Record, unit: Unit, state: ItemState, model: str) -> tuple[str, ...]:
+        """What a unit would be asked otherwise now, part by part of the key.
+
+        Raises:
+            TemplateError: what it would be asked can't be rendered.
+        """
+        stands_in = record.answer.finish == "fallback"
+        if stands_in and self.fallback(unit, state) != record.answer.text:
+            return ("fallback",)
+        now = self.key_of(unit, state, model)
+        return tuple(name for name in sorted(now.keys() | record.key.keys()) if now.get(name) != record.key.get(name))
 
     def seed(self, unit: Unit, failed: int = 0) -> int:
         """A unit's own seed; another one for each time it is tried again."""
@@ -138,10 +147,12 @@ class Questions:
     def context(self, node: str, template: str, state: ItemState, *, is_expression: bool = False) -> dict[str, Any]:
         """What a template of a node sees: the nodes it names, or its ancestors where it looks at all of them."""
         seen: Iterable[str] | None = mentioned(template, "nodes", is_expression=is_expression)
-        if seen is None:
-            above = ancestors(self._graph, node)
-            seen = [name for name in self._graph if name in above]
-        return state.template_context(seen)
+        return state.template_context(self.above(node) if seen is None else seen)
+
+    def above(self, node: str) -> list[str]:
+        """The ancestors of a node, in the order written."""
+        above = ancestors(self._graph, node)
+        return [name for name in self._graph if name in above]
 
     def key_of(self, unit: Unit, state: ItemState, model: str) -> Key:
         """The key of a unit as it would be asked now. Raises `TemplateError`."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from blake3 import blake3
@@ -13,7 +13,7 @@ from agentflow.models.requests import Finish, Generation, Request
 from agentflow.runtime.results import NodeResult
 from agentflow.runtime.scheduler import Unit
 
-FORM = 1
+FORM = 2
 """Of stored results and of the keys they are found by; results of another form are not used."""
 
 Key = Mapping[str, str]
@@ -71,8 +71,8 @@ class Record:
             "form": FORM,
             "key": dict(self.key),
             "model": self.model,
-            **asdict(self.unit),
-            "answer": asdict(self.answer),
+            **vars(self.unit),
+            "answer": dict(vars(self.answer)),
             "result": self.result.to_json(),
         }
 

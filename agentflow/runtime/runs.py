@@ -1,7 +1,7 @@
-"""Stored runs: `runs/<id>/` with a manifest, an append-only event log and one file for each finished unit.
+"""Stored runs: `runs/<id>/` with a manifest, an append-only event log, and one of results (`runtime.kept`).
 
-The event log alone is enough to rebuild the report of a run. Files appear whole or not at all. One process at a time
-writes into a run.
+The event log alone is enough to rebuild the report of a run. Lines and other files are whole, or as if they were not
+there. One process at a time writes into a run.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import secrets
 import shutil
 import time
 from collections.abc import Collection, Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ from filelock import FileLock, Timeout
 
 from agentflow.errors import RunError
 from agentflow.runtime.events import Event
+from agentflow.runtime.kept import ResultLog, cut_half_line
 from agentflow.runtime.records import FORM, Record
 from agentflow.runtime.results import ItemResult
 from agentflow.runtime.scheduler import Unit
@@ -41,6 +41,7 @@ class RunStore:
 
     def __init__(self, folder: Path, lock: FileLock, *, resumed: bool = False, forced: Collection[str] = ()) -> None:
         self.folder, self.resumed, self._lock, self._forced = folder, resumed, lock, frozenset(forced)
+        self._results = ResultLog(folder)
         self._events = (folder / "events.jsonl").open("a", encoding="utf-8")
 
     @property
@@ -72,15 +73,10 @@ class RunStore:
         Raises:
             RunError: no such run, one that another process is writing, or one of another version.
         """
-        manifest = read_manifest(folder)
-        if manifest.get("form") != FORM:
-            fix = "Run the workflow anew."
-            raise RunError("This run was stored by another version and can't be resumed.", where=str(folder), fix=fix)
+        check_form(folder)
         lock = locked(folder)
         try:
-            _cut_half_lines(folder / "events.jsonl")
-            for part in (folder / "results").rglob(".*.part"):
-                part.unlink()
+            cut_half_line(folder / "events.jsonl")
             (folder / "outcome.json").unlink(missing_ok=True)
             return cls(folder, lock, resumed=True, forced=forced)
         except BaseException:
@@ -90,20 +86,18 @@ class RunStore:
     def __call__(self, event: Event) -> None:
         """Append one event to the log."""
         if event.kind not in UNLOGGED:
-            self._events.write(json.dumps(asdict(event), ensure_ascii=False) + "\n")
+            self._events.write(json.dumps(vars(event), ensure_ascii=False) + "\n")
             self._events.flush()
 
-    def save(self, record: Record) -> Path:
-        """Store what a finished unit leaves behind, atomically."""
-        path = result_path(self.folder, record.unit)
-        write_json(path, record.to_json())
-        return path
+    def save(self, record: Record) -> None:
+        """Keep what a finished unit leaves behind."""
+        self._results.save(record)
 
     def find(self, unit: Unit) -> Record | None:
-        """What an earlier process stored of a unit; None where that is nothing, damaged, or not wanted any more."""
+        """What an earlier process kept of a unit; None where that is nothing, damaged, or not wanted any more."""
         if not self.resumed or unit.node in self._forced:
             return None
-        return read_record(result_path(self.folder, unit))
+        return self._results.find(unit)
 
     def save_outcome(self, results: Collection[ItemResult], *, cancelled: bool) -> None:
         """Store outputs and errors of every item, once the run has ended."""
@@ -117,15 +111,10 @@ class RunStore:
         return self.folder / "payloads" / f"{safe_name(name)}.safetensors"
 
     def close(self) -> None:
-        """Flush the log, and let other processes at the run."""
+        """Close the logs, and let other processes at the run."""
         self._events.close()
+        self._results.close()
         self._lock.release()
-
-
-def result_path(folder: Path, unit: Unit) -> Path:
-    """Where a run keeps a unit's result."""
-    child = "" if unit.child is None else f".{unit.child}"
-    return folder / "results" / safe_name(unit.item) / f"{unit.node}{child}.json"
 
 
 def locked(folder: Path) -> FileLock:
@@ -142,14 +131,6 @@ def locked(folder: Path) -> FileLock:
     return lock
 
 
-def read_record(path: Path) -> Record | None:
-    """A stored result; None where there is none, or none that can be used."""
-    try:
-        return Record.from_json(json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-
-
 def read_manifest(folder: Path) -> dict[str, Any]:
     """What a run was started with.
 
@@ -163,6 +144,17 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise RunError("There is no such run.", where=str(folder), fix="`agentflow runs list` shows what there is.")
     return found
+
+
+def check_form(folder: Path) -> None:
+    """Refuse a run of another version.
+
+    Raises:
+        RunError: it is one, or none at all.
+    """
+    if read_manifest(folder).get("form") != FORM:
+        fix = "Run the workflow anew."
+        raise RunError("This run was stored by another version and can't be resumed.", where=str(folder), fix=fix)
 
 
 def safe_name(name: str) -> str:
@@ -199,12 +191,3 @@ def read_events(folder: Path) -> list[dict[str, Any]]:
             if number < len(lines):
                 raise RunError("The event log is damaged.", where=f"{folder / 'events.jsonl'}:{number}") from None
     return events
-
-
-def _cut_half_lines(log: Path) -> None:
-    """Take a last line that was cut by a crash off a log, so that what is appended begins a line."""
-    if not log.exists():
-        return
-    with log.open("rb+") as file:
-        whole = file.read().rfind(b"\n") + 1
-        file.truncate(whole)

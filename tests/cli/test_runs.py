@@ -6,8 +6,10 @@ import json
 
 import pytest
 
-from agentflow.runtime.runs import RunStore
+from agentflow.runtime.runs import RunStore, read_manifest
+from agentflow.runtime.scheduler import Unit
 from tests.cli.conftest import FACTS, QUESTION
+from tests.stored import lines, lose
 
 
 @pytest.fixture
@@ -18,29 +20,26 @@ def run(cli, place):
     return place / ended.json["run"], [i["answers"] for i in ended.json["items"]]
 
 
-def results(folder):
-    return {p.relative_to(folder): p.read_bytes() for p in (folder / "results").rglob("*.json")}
-
-
 @pytest.mark.parametrize("way", ["runs resume {}", "run facts.yaml --resume {}", "runs resume last"])
 def test_a_run_goes_on_with_what_is_missing_and_leaves_the_rest(cli, run, way):
     folder, answers = run
-    before = results(folder)
-    gone = sorted(path for path in before if "answer" in path.name)[1]
-    (folder / gone).unlink()
+    before = lines(folder)
+    gone = sorted((unit for unit in before if unit.node == "answer"), key=str)[1]
+    lose(folder, lambda unit: unit == gone)
     (folder / "outcome.json").unlink()
     ended = cli(*way.format(folder.name).split(), "--json")
     assert ended.code == 0, ended.err
     assert [i["answers"] for i in ended.json["items"]] == answers
-    after = results(folder)
-    assert {p: b for p, b in after.items() if p != gone} == {p: b for p, b in before.items() if p != gone}
+    after = lines(folder)
+    assert after.keys() == before.keys()
+    assert {unit for unit in after if after[unit] != before[unit]} <= {gone}
     kinds = [json.loads(line)["kind"] for line in (folder / "events.jsonl").read_text().splitlines()]
     assert kinds[kinds.index("run_finished") + 1 :].count("node_finished") == 1
 
 
 def test_a_run_on_inputs_keeps_them(cli, place):
     first = cli("run", "question.yaml", "--input", "question=who", "--json").json
-    (place / first["run"] / "results" / "run" / "one.json").unlink()
+    lose(place / first["run"], lambda unit: unit.node == "one")
     again = cli("runs", "resume", first["run"], "--json")
     assert again.json["outputs"] == first["outputs"]
     assert again.json["run"] == first["run"]
@@ -172,3 +171,30 @@ def test_removed_runs_are_gone_and_nothing_else_is(cli, run, place):
     assert cli("runs", "rm", folder.name, "--json").json["removed"]
     assert not folder.exists()
     assert (place / "runs" / "mine").exists()
+
+
+def test_a_dry_run_loads_no_model_writes_nothing_and_says_why(cli, run, place, monkeypatch):
+    folder, _ = run
+    gone = Unit(read_manifest(folder)["items"][0], "answer", 1)
+    lose(folder, lambda unit: unit == gone)
+    before = {path: path.read_bytes() for path in folder.iterdir()}
+    monkeypatch.setattr("agentflow.cli.going.load_engines", None)  # would fail
+    lines = cli("runs", "resume", "last", "--dry-run").out.splitlines()
+    assert lines[0] == f"{folder.name}: 2 items; 5 done, 1 runs"
+    assert lines[1:] == ["read · 2 done", "└─ cache → answer · 3 done, 1 runs (no result yet)"]
+    found = cli("run", "facts.yaml", "--resume", "last", "--force", "read", "--dry-run", "--json").json
+    assert found["units"] == {"runs": 3, "depends": 3}
+    assert found["nodes"]["read"] == {"runs": {"units": 2, "because": ["forced"]}}
+    assert {path: path.read_bytes() for path in folder.iterdir()} == before
+    new = cli("run", "facts.yaml", "-n", "3", "--dry-run", "--until", "read").out.splitlines()
+    assert new[0] == "facts: 3 items; 3 runs, 3 not asked for"
+    assert len(list((place / "runs").iterdir())) == 1
+
+
+def test_a_dry_run_refuses_what_the_run_itself_would_refuse(cli, run):
+    folder, _ = run
+    manifest = read_manifest(folder)
+    (folder / "run.json").write_text(json.dumps({**manifest, "form": 0}))
+    ended = cli("runs", "resume", "last", "--dry-run")
+    assert ended.code == 2
+    assert "another version" in ended.err

@@ -14,6 +14,7 @@ from agentflow.models.pool import EnginePool
 from agentflow.runtime.flow import Flow
 from agentflow.runtime.runs import read_events
 from agentflow.workflow.loader import parse_workflow
+from tests.stored import lines
 from tests.tiny import make_engine, tiny_model
 
 STAGES = 6
@@ -60,10 +61,6 @@ def processes():
     return context
 
 
-def results(folder: Path) -> dict[Path, bytes]:
-    return {p.relative_to(folder): p.read_bytes() for p in (folder / "results").rglob("*.json")}
-
-
 def outcome(folder: Path) -> dict:
     return json.loads((folder / "outcome.json").read_text())
 
@@ -89,19 +86,19 @@ def killed(processes, root: Path, folder: Path | None, rng: random.Random) -> Pa
 def test_a_run_that_is_killed_anywhere_resumes_to_the_same_end(processes, tmp_path, kills):
     flow().run({"word": "seven"}, runs=tmp_path / "whole")
     (uninterrupted,) = (tmp_path / "whole").iterdir()
-    wanted = {path: json.loads(body)["answer"] for path, body in results(uninterrupted).items()}
+    wanted = {unit: json.loads(line)["answer"] for unit, line in lines(uninterrupted).items()}
     assert len(wanted) == 42
     rng, halfway = random.Random(7), 0
     for trial in range(kills):
         folder = None
         for _ in range(rng.randrange(1, 4)):
             folder = killed(processes, tmp_path / str(trial), folder, rng)
-        left = results(folder)
+        left = lines(folder)
         halfway += 0 < len(left) < len(wanted)
         flow().resume(folder)
-        after = results(folder)
-        assert {path: after[path] for path in left} == left
-        assert {path: json.loads(body)["answer"] for path, body in after.items()} == wanted
+        after = lines(folder)
+        assert {unit: after[unit] for unit in left} == left
+        assert {unit: json.loads(line)["answer"] for unit, line in after.items()} == wanted
         assert outcome(folder) == outcome(uninterrupted)
         assert not list(folder.rglob("*.part"))
         finished = [(e["node"], e["child"]) for e in read_events(folder) if e["kind"] == "node_finished"]

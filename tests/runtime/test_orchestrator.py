@@ -10,9 +10,10 @@ import pytest
 from agentflow.errors import WorkflowError
 from agentflow.kv.wire import read_payload
 from agentflow.runtime.binding import bind
+from agentflow.runtime.kept import read_results
 from agentflow.runtime.options import RunOptions
 from agentflow.runtime.orchestrator import Orchestrator
-from agentflow.runtime.runs import RunStore, read_events, read_record
+from agentflow.runtime.runs import RunStore, read_events
 from agentflow.runtime.scheduler import Unit
 
 FAN = """
@@ -98,7 +99,7 @@ def test_a_run_is_stored_as_events_and_results(flow, engines, tmp_path):
     assert kinds[-1] == "run_finished"
     assert kinds.count("node_finished") == 5
     assert "node_token" not in kinds
-    stored = read_record(store.folder / "results" / "one" / "ask.1.json")
+    stored = read_results(store.folder)[Unit("one", "ask", 1)]
     assert (stored.unit, stored.result) == (Unit("one", "ask", 1), result.nodes["ask"][1])
     payloads = sorted((store.folder / "payloads").iterdir())
     digests = {e["data"]["digest"] for e in events if e["kind"] == "message" and e["data"]["digest"]}
@@ -215,7 +216,7 @@ def test_what_a_channel_warns_of_is_an_event_and_stored_with_the_message(flow, e
     warnings = [e for e in read_events(store.folder) if e["kind"] == "warning"]
     assert [(e["node"], e["data"]["sender"]) for e in warnings] == [("sum", "ask")] * 6  # two of each child's message
     assert [e["data"]["text"] for e in warnings[:2]] == ["half of it is lost", "read in a hurry"]
-    stored = read_record(store.folder / "results" / "one" / "sum.json").result
+    stored = read_results(store.folder)[Unit("one", "sum")].result
     assert stored == result.nodes["sum"][0]
     assert stored.messages[0].warnings == ("half of it is lost", "read in a hurry")
 

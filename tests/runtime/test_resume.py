@@ -10,9 +10,13 @@ import pytest
 from agentflow.errors import RunError
 from agentflow.models.pool import EnginePool
 from agentflow.runtime.binding import bind
+from agentflow.runtime.kept import FILE, read_results
 from agentflow.runtime.options import RunOptions
 from agentflow.runtime.orchestrator import Orchestrator
+from agentflow.runtime.rehearsal import rehearse
 from agentflow.runtime.runs import RunStore, read_events
+from agentflow.runtime.scheduler import Unit
+from tests.stored import lines, lose
 from tests.tiny import make_engine, tiny_model
 
 CHAIN = """
@@ -60,8 +64,20 @@ def fresh():
     return EnginePool(factory=lambda spec: engine)
 
 
-def files(folder):
-    return {p.relative_to(folder): p.read_bytes() for p in (folder / "results").rglob("*.json")}
+def foreseen(workflow, folder, **more):
+    """What a dry run says of the units: verdicts, and the reasons of those that would run."""
+    stored = read_results(folder)
+    found = rehearse(bind(workflow), ITEMS, seed=0, stored=stored, **more)
+    return {(f.unit.item, f.unit.node, f.unit.child): f for f in found}
+
+
+def assert_foretold(told, ran, reused):
+    """What was said to run has run, and what was said to be done has not."""
+    runs = {unit for unit, f in told.items() if f.verdict == "runs"}
+    done = {unit for unit, f in told.items() if f.verdict == "done"}
+    assert runs <= set(ran)
+    assert done <= set(reused)
+    assert set(ran) | set(reused) == set(told)
 
 
 def said(results):
@@ -84,11 +100,11 @@ def whole(chain, tmp_path):
 
 def test_a_finished_run_runs_nothing_again(chain, whole):
     folder, wanted = whole(chain())
-    before = files(folder)
+    before = lines(folder)
     results, ran, reused = go(chain(), fresh(), RunStore.open(folder))
     assert (ran, len(reused)) == ([], 14)
     assert said(results) == wanted
-    assert files(folder) == before
+    assert lines(folder) == before
 
 
 @pytest.mark.parametrize("reuse", [True, False])
@@ -105,21 +121,23 @@ def test_whatever_is_missing_the_end_is_that_of_an_uninterrupted_run(chain, whol
     workflow = chain(one, two)
     folder, wanted = whole(workflow, options=RunOptions(reuse=reuse))
     rng = random.Random(one + two)
-    done = files(folder)
     for _ in range(4):
         # Nothing is finished before its senders are.
         order = ["read", "note", "ask", "sum", "last"]
-        kept = order[: rng.randrange(len(order))]
-        for path in done:
-            node = path.name.split(".")[0]
-            if node not in kept and (node != "ask" or kept[-1:] != ["note"] or rng.random() < 0.5):
-                (folder / path).unlink(missing_ok=True)
-        left = files(folder)
+        gone = set(order[rng.randrange(len(order)) :])
+        halves = gone == {"ask", "sum", "last"}
+        lose(
+            folder,
+            lambda unit, g=gone, h=halves: unit.node in g and (unit.node != "ask" or not h or rng.random() < 0.5),
+        )
+        left = lines(folder)
+        told = foreseen(workflow, folder)
         results, ran, reused = go(workflow, fresh(), RunStore.open(folder), options=RunOptions(reuse=reuse))
         assert len(reused) == len(left)
+        assert_foretold(told, ran, reused)
         assert len(ran) == 14 - len(left)
         assert said(results) == wanted
-        assert {path: body for path, body in files(folder).items() if path in left} == left
+        assert {unit: line for unit, line in lines(folder).items() if unit in left} == left
 
 
 @pytest.mark.parametrize(
@@ -138,8 +156,11 @@ def test_whatever_is_missing_the_end_is_that_of_an_uninterrupted_run(chain, whol
 def test_what_is_asked_otherwise_now_runs_again_and_nothing_else(chain, whole, change, nodes):
     folder, _ = whole(chain())
     assert change[0] in CHAIN
-    results, ran, _ = go(chain(text=CHAIN.replace(*change)), fresh(), RunStore.open(folder))
+    told = foreseen(chain(text=CHAIN.replace(*change)), folder)
+    results, ran, reused = go(chain(text=CHAIN.replace(*change)), fresh(), RunStore.open(folder))
     assert not any(r.errors for r in results)
+    assert_foretold(told, ran, reused)
+    assert bool(nodes or nodes is None) == any(f.because.startswith("asked otherwise now: ") for f in told.values())
     if nodes is None:
         assert {node for _, node, _ in ran} >= {"note"}
         assert not {node for _, node, _ in ran} & {"read", "ask"}
@@ -158,11 +179,13 @@ def test_another_seed_other_weights_or_other_inputs_are_other_questions(chain, w
 
 def test_a_forced_node_runs_and_what_hears_the_same_from_it_does_not(chain, whole):
     folder, wanted = whole(chain())
+    told = foreseen(chain(), folder, forced=["note"])
+    assert (told["one", "note", None].verdict, told["one", "note", None].because) == ("runs", "forced")
+    assert (told["one", "sum", None].verdict, told["one", "ask", 0].verdict) == ("depends", "done")
     results, ran, _ = go(chain(), fresh(), RunStore.open(folder, forced=["note"]))
     assert {node for _, node, _ in ran} == {"note"}
     assert said(results) == wanted
-    for item in ("one", "two"):
-        (folder / "results" / item / "last.json").unlink()
+    lose(folder, lambda unit: unit.node == "last")
     results, ran, _ = go(chain(), fresh(), RunStore.open(folder, forced=["read"]))
     assert {node for _, node, _ in ran} == {"read", "last"}  # `last` needs messages made from those of `read`
     assert said(results) == wanted
@@ -174,8 +197,7 @@ def test_kept_payloads_are_read_instead_of_made_again(chain, whole, monkeypatch)
     options = RunOptions(keep_payloads=True, signing_key=b"k")
     workflow = chain("cache", "{name: summary, max_tokens: 4}")
     folder, wanted = whole(workflow, options=options)
-    for item in ("one", "two"):
-        (folder / "results" / item / "last.json").unlink()
+    lose(folder, lambda unit: unit.node == "last")
     monkeypatch.setattr(SummaryChannel, "send", None)  # would fail
     results, ran, _ = go(workflow, fresh(), RunStore.open(folder), options=options)
     assert {node for _, node, _ in ran} == {"last"}
@@ -185,7 +207,9 @@ def test_kept_payloads_are_read_instead_of_made_again(chain, whole, monkeypatch)
 @pytest.mark.parametrize("damage", [b"", b"{", b"{}", b"[]", b'{"form": 99}'])
 def test_a_damaged_result_is_a_missing_one(chain, whole, damage):
     folder, wanted = whole(chain())
-    (folder / "results" / "one" / "ask.1.json").write_bytes(damage)
+    line = lines(folder)[Unit("one", "ask", 1)]
+    log = folder / FILE
+    log.write_bytes(log.read_bytes().replace(line, damage + b"\n"))
     results, ran, _ = go(chain(), fresh(), RunStore.open(folder))
     assert ran == [("one", "ask", 1)]
     assert said(results) == wanted
