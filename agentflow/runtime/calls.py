@@ -1,4 +1,4 @@
-"""Calls of tools: each on a thread of its own, so that none waits for a model, and none is waited for too long."""
+"""Calls of tools: each on a thread that it has to itself, so that none waits for a model, and none is waited for too long."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from functools import partial
 from agentflow.errors import UserError
 from agentflow.runtime.binding import Binding
 from agentflow.runtime.events import Bus
-from agentflow.runtime.executors.local import detached
+from agentflow.runtime.executors.local import Detached
 from agentflow.runtime.failures import kind_of
 from agentflow.runtime.questions import Questions
 from agentflow.runtime.records import Answer, Record
@@ -51,6 +51,7 @@ class Calls:
     questions: Questions
     bus: Bus
     cancelled: Callable[[], bool]
+    _threads: Detached = field(default_factory=Detached)
     _queue: deque[tuple[Unit, ItemState]] = field(default_factory=deque)
     _running: dict[Future[Outcome], _Running] = field(default_factory=dict)
 
@@ -58,6 +59,10 @@ class Calls:
         """Take a unit on; it begins at once, unless too many are under way."""
         self._queue.append((unit, state))
         self._begin()
+
+    def close(self) -> None:
+        """Take no more calls."""
+        self._threads.close()
 
     @property
     def pending(self) -> list[Future[Outcome]]:
@@ -96,7 +101,7 @@ class Calls:
             assert isinstance(node, ToolNode)
             self.bus.emit("node_started", item=unit.item, node=unit.node, child=unit.child)
             deadline = float("inf") if node.timeout is None else time.monotonic() + node.timeout
-            future = detached(partial(self._call, unit, state))
+            future = self._threads.submit(partial(self._call, unit, state))
             self._running[future] = _Running(unit, node.timeout, deadline)
 
     def _call(self, unit: Unit, state: ItemState) -> Outcome:

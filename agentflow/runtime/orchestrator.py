@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass
@@ -76,7 +77,10 @@ class Orchestrator:
             UserError: a model can't be loaded.
             KeyboardInterrupt: passed on after running batches have ended.
         """
-        states = {item: ItemState(item, inputs, open_nodes=set(self._order)) for item, inputs in items}
+        awaited = Counter(parent for parents in self._parents.values() for parent in parents)
+        states = {
+            item: ItemState(item, inputs, open_nodes=set(self._order), awaited=awaited.copy()) for item, inputs in items
+        }
         scheduler = Scheduler(self._order, self._parents, list(states))
         executor = LocalExecutor()
         self._ahead = Ahead(self._turns.prepare, executor, self.options.overlap, self.options.max_batch)
@@ -90,6 +94,7 @@ class Orchestrator:
             raise
         finally:
             executor.shutdown()
+            self._calls.close()
             results = [self._item_result(state) for state in states.values()]
             failed = sum(bool(s.errors) for s in states.values())
             self._bus.emit("run_finished", failed=failed, cancelled=self._cancelled.is_set())

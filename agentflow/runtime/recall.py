@@ -32,8 +32,8 @@ def recall(binding: Binding, plan: Plan, engine_of: EngineOf, state: ItemState, 
         plan: plans a unit's turn once more; asks for the messages of its own senders, which are there by then.
         engine_of: the engine of a node.
     """
+    found: dict[int, Message] = {}
     with state.recalling:
-        found: dict[int, Message] = {}
         for node in _missing(binding, state, sender):
             found = dict(state.messages.get(node, {}))
             for child, answer in sorted(state.answers.get(node, {}).items()):
@@ -45,7 +45,8 @@ def recall(binding: Binding, plan: Plan, engine_of: EngineOf, state: ItemState, 
                     is_child = binding.workflow.nodes[node].map is not None
                     found[child] = _message(plan, state, Unit(state.id, node, child if is_child else None), answer)
             state.messages[node] = found
-        return found
+    state.forget(*state.messages)  # those of senders of senders were needed for a moment
+    return found
 
 
 def complete(state: ItemState, node: str) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 from agentflow.tools.base import text_of
@@ -82,8 +82,8 @@ class NodeResult:
         return self.generated + sum(m.generated for m in self.messages)
 
     def to_json(self) -> dict[str, Any]:
-        """A plain mapping."""
-        return asdict(self)
+        """A plain mapping; `asdict` would copy every value in it."""
+        return {**vars(self), "messages": tuple(dict(vars(message)) for message in self.messages)}
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> NodeResult:

@@ -45,7 +45,7 @@ class Scheduler:
         self._open_children: dict[tuple[str, str], int] = {}
         self._closed: set[tuple[str, str]] = set()
         self._heard: set[tuple[str, str]] = set()  # nodes that something was left for by a node they wait for
-        self._heap: list[tuple[int, int, int, Unit]] = []
+        self._heap: list[tuple[int, int, int, Unit]] = []  # what has failed since it was put here is left out later
         self._running = 0
         for (item, node), count in self._waiting.items():
             if count == 0:
@@ -54,7 +54,7 @@ class Scheduler:
     @property
     def finished(self) -> bool:
         """Nothing is ready or running any more."""
-        return not self._heap and self._running == 0
+        return self._running == 0 and self.peek() is None
 
     @property
     def running(self) -> int:
@@ -63,10 +63,14 @@ class Scheduler:
 
     def peek(self) -> Unit | None:
         """The next unit that `take` would give, or None."""
+        while self._heap and (self._heap[0][3].item, self._heap[0][3].node) in self._closed:
+            heapq.heappop(self._heap)
         return self._heap[0][3] if self._heap else None
 
     def take(self) -> Unit:
         """The next ready unit; it counts as running until it is reported on."""
+        if self.peek() is None:
+            raise IndexError("nothing is ready")
         self._running += 1
         return heapq.heappop(self._heap)[3]
 
@@ -106,8 +110,6 @@ class Scheduler:
         if key in self._closed:
             return []
         self._closed.add(key)
-        self._heap = [entry for entry in self._heap if (entry[3].item, entry[3].node) != key]
-        heapq.heapify(self._heap)
         skipped, stack = [], list(self._children_of[unit.node])
         while stack:
             node = stack.pop()

@@ -86,16 +86,14 @@ class Settling:
 
     def node_done(self, state: ItemState, node: str) -> None:
         """Forget messages that nobody waits for any more; tell when the item is through."""
+        if node not in state.open_nodes:  # a second child of a map that has failed, or a late one
+            state.forget(node)
+            return
         state.open_nodes.discard(node)
         self.ahead.forget(state.id, node)
-        for sender in list(state.messages):
-            edges = self.binding.outgoing(sender)
-            if not any(edge.receiver in state.open_nodes for _, edge, _ in edges):
-                del state.messages[sender]
-                gone = {number for number, _, _ in edges}
-                for key in list(state.payloads):  # other threads may put payloads of other edges there meanwhile
-                    if key[0] in gone:
-                        state.payloads.pop(key, None)
+        senders = [edge.sender for _, edge, _ in self.binding.incoming(node)]
+        state.awaited.subtract(senders)
+        state.forget(node, *senders)
         if not state.open_nodes:
             self.bus.emit("item_finished", item=state.id, failed=bool(state.errors))
 
@@ -126,7 +124,7 @@ class Settling:
         if kind == "node_finished" and self.store is not None and record.key:
             self.store.save(record)
         self.bus.emit(kind, item=unit.item, node=unit.node, child=unit.child, **record.result.to_json())
-        if self.scheduler.finish(unit):
+        if self.scheduler.finish(unit) or unit.node not in state.open_nodes:
             self.node_done(state, unit.node)
 
     def _fail(self, unit: Unit, error: str) -> None:

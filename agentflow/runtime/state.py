@@ -23,7 +23,8 @@ class ItemState:
     Attributes:
         results: by node, then by child (0 for a plain node).
         messages: of finished nodes, dropped as soon as no receiver is left.
-        payloads: by edge number and child, made once for channels that don't look at the task.
+        payloads: by sender, then by edge number and child, made once for channels that don't look at the task.
+        awaited: by sender, how many receivers are not done yet.
         elements: of mapped nodes, the list they run over.
         errors: by unit, in words.
         skipped: units that were left out because the workflow says so, and why.
@@ -36,7 +37,8 @@ class ItemState:
     inputs: dict[str, Any]
     results: dict[str, dict[int, NodeResult]] = field(default_factory=dict)
     messages: dict[str, dict[int, Message]] = field(default_factory=dict)
-    payloads: dict[tuple[int, int], Payload] = field(default_factory=dict)
+    payloads: dict[str, dict[tuple[int, int], Payload]] = field(default_factory=dict)
+    awaited: Counter[str] = field(default_factory=Counter)
     elements: dict[str, list[Any]] = field(default_factory=dict)
     errors: dict[str, str] = field(default_factory=dict)
     skipped: dict[str, str] = field(default_factory=dict)
@@ -64,6 +66,18 @@ class ItemState:
             found = self._digests.get(node, {})
             self._joint[node] = blake3("".join(found[child] for child in sorted(found)).encode()).hexdigest()
         return self._joint[node]
+
+    def forget(self, *senders: str) -> None:
+        """Drop what senders have for others where nobody waits for it; `recall` may need it, and calls this again."""
+        if not self.recalling.acquire(blocking=False):
+            return
+        try:
+            for sender in senders:
+                if not self.awaited[sender]:
+                    self.messages.pop(sender, None)
+                    self.payloads.pop(sender, None)
+        finally:
+            self.recalling.release()
 
     def template_context(self, names: Iterable[str] | None = None) -> dict[str, Any]:
         """What templates see: `inputs`, and of every node `nodes.NAME.text` (children joined by lines) and `.texts`.

@@ -209,11 +209,11 @@ class Turns:
         messages = state.messages.get(sender, {}) if again else self._messages(state, sender)
         found = []
         for child, message in sorted(messages.items()):
-            known = state.payloads.get((number, child)) if channel.task_free else None
+            known = state.payloads.get(sender, {}).get((number, child)) if channel.task_free else None
             kept = self._kept(unit, number, child) if again and known is None else known
             payload, delivery = deliver(channel, message, task, kept)
             if channel.task_free:
-                state.payloads[number, child] = payload
+                state.payloads.setdefault(sender, {})[number, child] = payload
             if not again:
                 self._tell(unit, sender, channel, delivery, self._keep(unit, number, child, payload, known))
             found.append(delivery)

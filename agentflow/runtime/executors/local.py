@@ -5,7 +5,9 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Hashable
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TypeVar
+from functools import partial
+from queue import SimpleQueue
+from typing import Any, TypeVar
 
 T = TypeVar("T")
 
@@ -30,15 +32,42 @@ class LocalExecutor:
             lane.shutdown(wait=True, cancel_futures=True)
 
 
-def detached(work: Callable[[], T]) -> Future[T]:
-    """Run `work` on a thread of its own that nobody has to wait for, not even the end of the program."""
-    future: Future[T] = Future()
+class Detached:
+    """Threads that nobody has to wait for, not even the end of the program.
 
-    def run() -> None:
-        try:
-            future.set_result(work())
-        except BaseException as error:  # noqa: BLE001 - it is raised again where the result is asked for
-            future.set_exception(error)
+    One that is free takes the next work, since starting one costs more than most tools; one that hangs is replaced.
+    """
 
-    threading.Thread(target=run, name="agentflow-tool", daemon=True).start()
-    return future
+    def __init__(self) -> None:
+        self._work: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = SimpleQueue()
+        self._lock = threading.Lock()
+        self._threads = self._free = 0
+
+    def submit(self, work: Callable[[], T]) -> Future[T]:
+        """Run `work` at once."""
+        future: Future[T] = Future()
+        with self._lock:
+            self._work.put((future, work))
+            if self._free:
+                self._free -= 1
+                return future
+            self._threads += 1
+        threading.Thread(target=self._run, name="agentflow-tool", daemon=True).start()
+        return future
+
+    def close(self) -> None:
+        """Let every thread end once its work has."""
+        with self._lock:
+            for _ in range(self._threads):
+                self._work.put(None)
+
+    def _run(self) -> None:
+        while (job := self._work.get()) is not None:
+            future, work = job
+            try:
+                told = partial(future.set_result, work())
+            except BaseException as error:  # noqa: BLE001 - it is raised again where the result is asked for
+                told = partial(future.set_exception, error)
+            with self._lock:
+                self._free += 1  # before anybody hears of the result, and has the next work
+            told()
