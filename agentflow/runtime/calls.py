@@ -1,4 +1,4 @@
-"""Calls of tools: each on a thread that it has to itself, so that none waits for a model, and none is waited for too long."""
+"""Calls of tools: each on a thread to itself, so that none waits for a model, and none is waited for too long."""
 
 from __future__ import annotations
 
