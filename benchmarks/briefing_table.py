@@ -42,10 +42,8 @@ from benchmarks.common import engine
 
 SHARES = (0.5, 0.2, 0.1, 0.05)
 GOALS = (0.3, 0.15)
-PUBLISHED = {
-    **{"head_weights": "uniform", "first_layer": 0.0, "scored_by": "turn", "smooth": 1, "prior": "none"},
-    **{"gaps": "keep", "refit": "both", "ridge": 0.1},
-}
+KEPT = {"gaps": "keep", "refit": "both", "ridge": 0.1}
+PUBLISHED = {"head_weights": "uniform", "first_layer": 0.0, "scored_by": "turn", "smooth": 1, "prior": "none", **KEPT}
 BATCH = 12
 
 
@@ -53,7 +51,7 @@ def arms_of_the_table(shares: Sequence[float], *, short: bool) -> list[Arm]:
     """The whole cache first; then every compaction at every share.
 
     Args:
-        short: leave out the published scoring, the shares of the goals and the thresholds.
+        short: leave out the published scoring and gaps, the shares of the goals and the thresholds.
     """
     ours = "latent_briefing"
     kept = [{"threshold": "ratio", "ratio": share, "least": 1} for share in shares]
@@ -63,6 +61,7 @@ def arms_of_the_table(shares: Sequence[float], *, short: bool) -> list[Arm]:
     arms += [(ours, {**k, "refit": "none"}) for k in kept]
     arms += [(ours, {**k, "score": "own"}) for k in kept]
     arms += [(ours, {**k, "score": "random"}) for k in kept]
+    arms += [(ours, {**k, **KEPT}) for k in goal]
     arms += [(ours, {**k, **PUBLISHED}) for k in goal]
     arms += [] if short else [(ours, {"t": float(t), "least": 1}) for t in (-1, 0, 1, 2, 4)]
     arms += [("retrieval", {"limit": "ratio", "ratio": k["ratio"], "least": 1}) for k in (*kept, *goal)]
@@ -74,6 +73,8 @@ def named(channel: str, settings: dict[str, Any]) -> str:
     """A short name: what all arms of a kind share is left out."""
     if settings.items() >= PUBLISHED.items():
         return f"published scoring {settings['ratio']}"
+    if settings.items() >= KEPT.items():
+        return f"gaps kept, β too {settings['ratio']}"
     kind = {"own": "blind to the task", "random": "random positions"}.get(str(settings.get("score")), channel)
     if settings.get("refit") == "none":
         kind = f"{kind}, no refit"
@@ -191,7 +192,7 @@ def main() -> None:
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--shares", default=SHARES, type=lambda text: [float(part) for part in text.split(",")])
-    parser.add_argument("--short", action="store_true", help="fewer arms: no published scoring, no thresholds")
+    parser.add_argument("--short", action="store_true", help="fewer arms: no published scoring or gaps, no thresholds")
     parser.add_argument("--export", action="store_true", help="write the items' tokens for kvpress_peer, run nothing")
     chosen = parser.parse_args()
     workflow = load_workflow(chosen.workflow).with_channel("cache")
