@@ -164,7 +164,16 @@ SECTIONS: tuple[tuple[str, type[BaseModel], str], ...] = (
         "`when`; a child of a map says nothing and keeps its place in `.texts`. Or a mapping:",
     ),
     ("`edges[]`", parts.Edge, ""),
-    ("`channel`", parts.ChannelSpec, "A name alone, or a mapping."),
+    (
+        "`channel`",
+        parts.ChannelSpec,
+        "A name alone, or a mapping. `auto` is the first of `cache`, `latent_briefing`, `c2c` (with a bundle of the "
+        "pair), `text`, and of other packages' channels that say when they are tried, that fits the two models. "
+        "`{name: auto, latent_briefing: {t: 2}}` gives settings to some of them. A receiver stands exactly on one "
+        "cache, and joining a second one is lossy: of the edges on `auto` into a node one at most brings a cache, and "
+        "what a mapped node sends is text. `agentflow validate`, `agentflow graph` and a run's manifest say what was "
+        "chosen, and why.",
+    ),
     ("`task`", parts.TaskSpec, "A name alone, or a mapping."),
     ("`defaults`", parts.Defaults, "The generation settings below may stand here as well."),
     (

@@ -132,6 +132,8 @@ class Channel(ABC):
     """Whether it needs a trained bundle; those that don't appear in comparisons by default."""
     sends_text: ClassVar[bool] = False
     """Whether what travels is text, whatever it was made from; then there is no cache that zeros could stand in for."""
+    rank: ClassVar[int | None] = None
+    """When `channel: auto` tries it, low numbers first; None: only where it is named."""
 
     def __init__(self, settings: ChannelSettings | None = None) -> None:
         self.settings = settings if settings is not None else self.Settings()

@@ -15,3 +15,4 @@ class C2CChannel(AdapterChannel):
 
     name = "c2c"
     adapter = "c2c"
+    rank = 40

@@ -47,6 +47,7 @@ class CacheChannel(Channel):
     Settings = CacheSettings
     settings: CacheSettings
     needs_cache = True
+    rank = 10
 
     def check(self, sender: ModelSpec, receiver: ModelSpec) -> Compatibility:
         """Equal weights, or nothing: another model can't read these keys."""

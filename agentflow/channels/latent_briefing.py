@@ -23,6 +23,7 @@ from agentflow.kv.bodies import CacheBody, TextBody
 from agentflow.kv.cache import KVCache
 from agentflow.kv.payload import Header, Payload
 from agentflow.models.engine import Engine
+from agentflow.models.loading import local_windows
 from agentflow.models.spec import ModelSpec
 
 _SENT = {"warn": "sent all the same", "text": "sent as text", "full": "sent whole"}
@@ -37,10 +38,13 @@ class LatentBriefingChannel(Channel):
     needs_cache = True
     task_free = False
     compresses = True
+    rank = 20
 
     def check(self, sender: ModelSpec, receiver: ModelSpec) -> Compatibility:
         """Any sender: its words are encoded by the receiver's model where the weights differ."""
-        del sender, receiver
+        del sender
+        if local_windows(receiver):
+            return Compatibility(False, _windows(receiver.model), "text")
         return FITS
 
     def send(self, message: Message, task: Task) -> Payload:
@@ -96,9 +100,13 @@ class LatentBriefingChannel(Channel):
         return Payload(header, body, stats, warnings)
 
 
+def _windows(model: str) -> str:
+    return f"'{model}' has sliding-window layers, whose positions can't be dropped"
+
+
 def _refuse_windows(engine: Engine) -> None:
     if engine.has_windows:
         raise ChannelError(
-            f"'{engine.loaded.spec.model}' has sliding-window layers, whose positions can't be dropped.",
+            f"{_windows(engine.loaded.spec.model)}.",
             fix="Use the channel 'cache' or 'text' for this receiver.",
         )

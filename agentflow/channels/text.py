@@ -33,6 +33,7 @@ class TextChannel(Channel):
     Settings = TextSettings
     settings: TextSettings
     sends_text = True
+    rank = 90
 
     def send(self, message: Message, task: Task) -> Payload:
         """Put the turns (or the answer as one assistant turn) into a text payload."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -59,15 +59,20 @@ def stoppable(runs: Path, go_on: str) -> Iterator[Tally]:
 
 def workflow_on(ref: str, channel: str | None) -> Workflow:
     """A workflow by path or shipped name, with every edge that is not fixed on `channel` where one is given."""
-    from agentflow.channels.registry import get_channel
+    from agentflow.channels.negotiation import check_name
     from agentflow.workflow.loader import load_workflow
 
     workflow = load_workflow(ref)
     if channel is None:
         return workflow
-    get_channel(channel)  # a clear error before the edges are replaced
+    check_name(channel)  # a clear error before the edges are replaced
     require_edges(workflow, "--channel")
     return workflow.with_channel(channel)
+
+
+def settled_line(entry: Mapping[str, Any]) -> str:
+    """What `auto` has become on one edge, as `validate`, `graph` and `runs show` say it."""
+    return f"{entry['from']} -> {entry['to']}: auto is {entry['channel']} ({entry['why']})"
 
 
 def items_for(workflow: Workflow, task: Task, data: Path | None, limit: int | None, seed: int) -> list[Item]:

@@ -30,10 +30,10 @@ WIDE = 300
 @click.argument("workflow")
 @click.option(
     "--channels",
-    default="auto",
+    default="all",
     show_default=True,
     metavar="A,B,…",
-    help="Channels, the reference first; {name: cache, bits: 4} gives settings. auto: all that need no training.",
+    help="Channels, the reference first; {name: cache, bits: 4} gives settings. all: those that need no training.",
 )
 @click.option("--controls", default="all", show_default=True, metavar="all|none|A,B,…", help="What channels must beat.")
 @task_option
@@ -82,7 +82,7 @@ def command(
     from agentflow.tools import Toolbox
     from agentflow.workflow.loader import load_workflow
 
-    specs = channel_specs(_untrained() if channels == "auto" else channels)
+    specs = channel_specs(_untrained() if channels == "all" else channels)
     chosen = control_names(controls, tuple(CONTROLS))
     check_controls(chosen, [label(spec.name, spec.settings) for spec in specs])
     loaded = load_workflow(workflow)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from rich.table import Table
 
+from agentflow.cli.common import settled_line
 from agentflow.cli.console import count, out, plain, print_json, seconds
 from agentflow.cli.options import FILE, RunSettings, dry_option, going_options, json_option, runs_option
 from agentflow.errors import UserError
@@ -71,7 +72,8 @@ def show(run: str, item: str | None, runs: Path, as_json: bool) -> None:
         print_json({**_run_json(found), "nodes": nodes, "items": read_outcome(folder).get("items", {})})
         return
     title = f"{found.folder.name}: {found.state}, {found.finished} of {count(found.items, 'item')} finished"
-    for line in _tree(title, manifest, rows):
+    told = [settled_line(entry) for entry in manifest.get("negotiated", [])]
+    for line in [*_tree(title, manifest, rows), *told]:
         out.print(plain(line), soft_wrap=True)
 
 

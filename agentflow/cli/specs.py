@@ -18,7 +18,7 @@ def channel_specs(text: str, option: str = "--channels") -> list[ChannelSpec]:
     Raises:
         UserError: not such a list, an unknown channel or setting, or the same channel twice.
     """
-    from agentflow.channels.registry import make_channel
+    from agentflow.channels.negotiation import check_channel
     from agentflow.workflow.parts import ChannelSpec
 
     entries = _list(text, option) if text.strip(" ,") else []
@@ -31,7 +31,7 @@ def channel_specs(text: str, option: str = "--channels") -> list[ChannelSpec]:
                 f"'{entry}' is no channel.", where=option, fix="Write NAME or {name: NAME, setting: value}."
             )
         spec = ChannelSpec.of(entry)
-        make_channel(spec.name, spec.settings)
+        check_channel(spec.name, spec.settings)
         if spec in specs:
             raise UserError(f"The channel '{spec.name}' is named twice.", where=option, fix="Name each one once.")
         specs.append(spec)

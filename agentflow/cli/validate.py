@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from agentflow.cli.common import workflow_on
+from agentflow.cli.common import settled_line, workflow_on
 from agentflow.cli.console import complain, count, print_json
 from agentflow.cli.options import channel_option, json_option, tools_option
 from agentflow.errors import UserError
@@ -30,11 +30,11 @@ def command(workflows: tuple[str, ...], channel: str | None, tools_file: Path | 
     agentflow validate private_facts hotpotqa
     agentflow validate my.yaml --channel cache
     """
-    from agentflow.channels.registry import get_channel
+    from agentflow.channels.negotiation import check_name
     from agentflow.tools import Toolbox
 
     if channel is not None:
-        get_channel(channel)  # once, and not as the fault of a file
+        check_name(channel)  # once, and not as the fault of a file
     tools = Toolbox.from_file(tools_file)
     found = []
     for ref in workflows:
@@ -65,13 +65,16 @@ def _good(ref: str, channel: str | None, tools: Toolbox) -> dict[str, Any]:
         "edges": len(workflow.edges),
         "models": sorted({spec.model for spec in binding.models.values()}),
         "channels": sorted({channel.name for channel in binding.channels}),
+        "negotiated": [settled.to_json() for settled in binding.settled],
     }
 
 
 def _line(one: dict[str, Any]) -> str:
     models, channels = ", ".join(one["models"]), ", ".join(one["channels"]) or "none"
     sizes = f"{count(one['nodes'], 'node')}, {count(one['edges'], 'edge')}"
-    return f"{one['file']}: good. {sizes}, models: {models}, channels: {channels}"
+    lines = [f"{one['file']}: good. {sizes}, models: {models}, channels: {channels}"]
+    lines += [f"  {settled_line(entry)}" for entry in one["negotiated"]]
+    return "\n".join(lines)
 
 
 def _problems(error: UserError) -> list[dict[str, Any]]:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from agentflow.channels.base import Channel, Context, Message, Task
+from agentflow.channels.negotiation import AUTO
 from agentflow.channels.registry import make_channel
 from agentflow.channels.retrieval import RetrievalChannel, RetrievalSettings
 from agentflow.errors import UserError
@@ -209,6 +210,8 @@ def with_itself(workflow: Workflow, arm: Arm) -> Workflow:
     Raises:
         UserError: there is none.
     """
+    if arm.channel == AUTO:
+        raise UserError("it may be another channel on every edge; compare the trained channel by its name")
     settings = {name: value for name, value in arm.settings.items() if name != "bundle"}
     over = workflow.with_channel({"name": arm.channel, **settings})
     nodes, agents = dict(over.nodes), dict(over.agents)

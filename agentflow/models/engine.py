@@ -25,6 +25,7 @@ from agentflow.models.attention import Plan, Segment, planned
 from agentflow.models.batching import SHARE_OF_FREE, free_bytes, halving, split
 from agentflow.models.choosing import choose
 from agentflow.models.decoding import Row
+from agentflow.models.families import has_windows
 from agentflow.models.loading import LoadedModel
 from agentflow.models.prefixes import PrefixStore
 from agentflow.models.requests import Generation, Request, Score
@@ -90,11 +91,7 @@ class Engine:
     @cached_property
     def has_windows(self) -> bool:
         """Whether some layers see only a window of positions."""
-        config = self.loaded.model.config.get_text_config()
-        kinds = getattr(config, "layer_types", None)
-        if kinds:
-            return any("sliding" in str(kind) for kind in kinds)
-        return bool(getattr(config, "sliding_window", None) and getattr(config, "use_sliding_window", True))
+        return has_windows(self.loaded.model.config)
 
     @property
     def vocabulary(self) -> int:

@@ -26,6 +26,16 @@ def require_plain_cache(config: Any) -> None:
         raise ModelError(f"The model type '{config.model_type}' can't be served: {reason}.", fix=_TEXT_FALLBACK)
 
 
+def has_windows(config: Any) -> bool:
+    """Whether some layers of a configuration see only a window of positions."""
+    inner = text_config(config)
+    kinds = getattr(inner, "layer_types", None)
+    if kinds:
+        return any("sliding" in str(kind) for kind in kinds)
+    is_used = getattr(inner, "use_sliding_window", not str(getattr(inner, "model_type", "")).startswith("qwen"))
+    return bool(getattr(inner, "sliding_window", None) and is_used)
+
+
 def _reason(config: Any) -> str | None:
     inner = text_config(config)
     if getattr(config, "is_encoder_decoder", False):

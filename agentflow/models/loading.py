@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from blake3 import blake3
@@ -19,10 +20,12 @@ from agentflow.kv.payload import Fingerprint
 from agentflow.kv.rope import Rope
 from agentflow.models import attention
 from agentflow.models.embedded import Progress, fetch, local_config, silent
-from agentflow.models.families import require_plain_cache, text_config
+from agentflow.models.families import has_windows, require_plain_cache, text_config
 from agentflow.models.quiet import quiet_transformers
 from agentflow.models.rotary import rope_digest, ropes_of
 from agentflow.models.spec import ModelSpec
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,12 +107,21 @@ def geometry_of(config: Any) -> Geometry:
 
 def local_geometry(spec: ModelSpec) -> Geometry | None:
     """The cache shapes of a model whose configuration is on this machine; None where it is not. Reads no weights."""
+    return _of_local_config(spec, geometry_of)
+
+
+def local_windows(spec: ModelSpec) -> bool | None:
+    """Whether such a model has layers that see only a window of positions; None where that is not known yet."""
+    return _of_local_config(spec, has_windows)
+
+
+def _of_local_config(spec: ModelSpec, what: Callable[[Any], T]) -> T | None:
     path = local_config(spec)
     if path is None:
         return None
     try:
         raw = json.loads(path.read_text(encoding="utf-8"))
-        return geometry_of(SimpleNamespace(**(raw.get("text_config") or raw)))
+        return what(SimpleNamespace(**(raw.get("text_config") or raw)))
     except (OSError, ValueError, TypeError, AttributeError):
         return None
 

@@ -7,15 +7,16 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from agentflow.channels.base import Channel, Compatibility
+from agentflow.channels.negotiation import AUTO, fitting
 from agentflow.channels.registry import channel_names, make_channel
 from agentflow.channels.text import TextChannel
 from agentflow.errors import ChannelError, ModelError, UserError, did_you_mean
 from agentflow.models.spec import ModelSpec, resolve_model
 from agentflow.runtime.arguments import bound_tools
+from agentflow.runtime.negotiating import Negotiation, Settled, as_sent, placed, spec_of
 from agentflow.tasks.registry import make_task
 from agentflow.tools import Toolbox
 from agentflow.tools.base import Tool
-from agentflow.workflow.location import KeyPath
 from agentflow.workflow.parts import Edge
 from agentflow.workflow.problems import Problem, raise_problems
 from agentflow.workflow.schema import Workflow
@@ -29,16 +30,25 @@ class Binding:
         models: the model of each agent.
         channels: the channel of each edge, in the order of `workflow.edges`.
         tools: the tool of each node that has one.
+        negotiated: by the number of an edge that was on `auto`, why its channel was chosen. The workflow's own edges
+            name the channel that it has become.
     """
 
     workflow: Workflow
     models: dict[str, ModelSpec]
     channels: tuple[Channel, ...]
     tools: dict[str, Tool] = field(default_factory=dict)
+    negotiated: dict[int, str] = field(default_factory=dict)
 
     def model_of(self, node: str) -> ModelSpec:
         """The model that runs an agent's node."""
         return self.models[self.workflow.agent_node(node).agent]
+
+    @property
+    def settled(self) -> list[Settled]:
+        """What `auto` has become."""
+        whys = ((self.workflow.edges[number], why) for number, why in self.negotiated.items())
+        return [Settled(edge.sender, edge.receiver, edge.channel.name, why) for edge, why in whys]
 
     @property
     def compared(self) -> tuple[Channel, ...]:
@@ -88,27 +98,34 @@ def bind(workflow: Workflow, tools: Toolbox | None = None) -> Binding:
         try:
             models[name] = resolve_model(agent.model)
         except ModelError as error:
-            problems += _placed(workflow, ("agents", name, "model"), error)
+            problems += placed(workflow, ("agents", name, "model"), error)
     found = bound_tools(workflow, tools if tools is not None else Toolbox(), problems)
-    channels: list[Channel] = []
+    channels = dict[int, Channel]()
     for number, edge in enumerate(workflow.edges):
-        channel = _channel(workflow, number, edge, problems)
+        channel = _channel(workflow, number, edge, problems) if edge.channel.name != AUTO else None
         if channel is None:
             continue
-        channels.append(channel)
+        channels[number] = channel
         unfit = _misfit(workflow, models, edge, channel)
         if unfit is not None:
             what = f"the channel '{channel.name}' does not fit {edge.sender} -> {edge.receiver}: {unfit.reason}"
-            advice = f"Use the channel '{unfit.instead}' here." if unfit.instead else ""
-            problems.append(workflow.problem(("edges", number, "channel"), what, advice))
+            problems.append(
+                workflow.problem(("edges", number, "channel"), what, _advice(workflow, models, edge, unfit))
+            )
+    whys = Negotiation(workflow, models, channels).settle(problems)
     if workflow.task is not None:
         try:
             make_task(workflow.task.name, workflow.task.settings)
         except UserError as error:
-            problems += _placed(workflow, ("task",), error)
+            problems += placed(workflow, ("task",), error)
     if problems:
         raise_problems(problems)
-    return Binding(workflow, models, tuple(channels), found)
+    edges = tuple(
+        edge.model_copy(update={"channel": spec_of(channels[n])}) if n in whys else edge
+        for n, edge in enumerate(workflow.edges)
+    )
+    settled = workflow.model_copy(update={"edges": edges}) if whys else workflow
+    return Binding(settled, models, tuple(channels[n] for n in range(len(edges))), found, whys)
 
 
 def _misfit(workflow: Workflow, models: dict[str, ModelSpec], edge: Edge, channel: Channel) -> Compatibility | None:
@@ -124,27 +141,25 @@ def _misfit(workflow: Workflow, models: dict[str, ModelSpec], edge: Edge, channe
     return None if found.fits else found
 
 
+def _advice(workflow: Workflow, models: dict[str, ModelSpec], edge: Edge, unfit: Compatibility) -> str:
+    """What to use in place of a channel that does not fit."""
+    if workflow.is_tool(edge.sender) or workflow.is_tool(edge.receiver):
+        return f"Use the channel '{unfit.instead}' here."
+    ends = [models[workflow.agent_node(name).agent] for name in (edge.sender, edge.receiver)]
+    fit = fitting(ends[0], ends[1])
+    return f"These fit here, the best first: {', '.join(fit)}." if fit else ""
+
+
 def _channel(workflow: Workflow, number: int, edge: Edge, problems: list[Problem]) -> Channel | None:
     name = edge.channel.name
-    if name not in channel_names():
-        problems.append(
-            workflow.problem(
-                ("edges", number, "channel", "name"), f"unknown channel '{name}'", did_you_mean(name, channel_names())
-            )
-        )
+    known = [*channel_names(), AUTO]
+    if name not in known:
+        path = ("edges", number, "channel", "name")
+        problems.append(workflow.problem(path, f"unknown channel '{name}'", did_you_mean(name, known)))
         return None
     try:
         made = make_channel(name, edge.channel.settings)
     except ChannelError as error:
-        problems += _placed(workflow, ("edges", number, "channel"), error)
+        problems += placed(workflow, ("edges", number, "channel"), error)
         return None
-    if isinstance(made, TextChannel) and workflow.is_tool(edge.sender):
-        return TextChannel(made.settings.model_copy(update={"scope": "answer"}))  # a tool has no conversation
-    return made
-
-
-def _placed(workflow: Workflow, path: KeyPath, error: UserError) -> list[Problem]:
-    """An error about the value at `path`, at the places of what is wrong in there."""
-    if error.faults:
-        return [workflow.problem((*path, *f.path), f.what, f.fix, key=f.is_key) for f in error.faults]
-    return [workflow.problem(path, f"{error.what[:1].lower()}{error.what[1:].rstrip('.')}", error.fix or "")]
+    return as_sent(workflow, edge, made)

@@ -7,11 +7,12 @@ that is installed with its settings. What needs more (names of nodes, templates,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeAlias
 
 from pydantic import BaseModel
 
+from agentflow.channels.negotiation import AUTO, auto_order
 from agentflow.channels.registry import channel_names, get_channel
 from agentflow.errors import UserError, did_you_mean
 from agentflow.models.spec import ModelSpec
@@ -90,7 +91,7 @@ def _definitions(schema: JsonSchema, built_in: bool) -> JsonSchema:
 
     changes: dict[str, Callable[[JsonSchema], JsonSchema]] = {
         "Agent": _agent_keys,
-        "ChannelSpec": lambda _: _named(known(channel_names(), get_channel), {}),
+        "ChannelSpec": lambda _: _channel(known(channel_names(), get_channel)),
         "Edge": lambda edge: {**edge, "required": ["from", "to"]},
         "InputSpec": lambda spec: _either({"enum": list(INPUT_TYPES)}, spec),
         "OnError": lambda spec: _either({"enum": ["fail", "skip"]}, _without(spec, "action", required=["fallback"])),
@@ -147,6 +148,14 @@ def _named(known: Iterable[tuple[str, type[BaseModel]]], more: JsonSchema) -> Js
 def _mapping(properties: JsonSchema, title: str = "") -> JsonSchema:
     named = {"title": title, "required": ["name"]} if title else {}
     return {"type": "object", "additionalProperties": False, "properties": properties, **named}
+
+
+def _channel(known: Sequence[tuple[str, type[BaseModel]]]) -> JsonSchema:
+    """A channel, or `auto` with the settings of those that it tries."""
+    tried = auto_order()
+    settings = {name: _mapping(_schema_of(s).get("properties", {})) for name, s in known if name in tried}
+    either = _named(known, {})["anyOf"]
+    return {"anyOf": [{"const": AUTO}, *either, _mapping({"name": {"const": AUTO}, **settings}, AUTO)]}
 
 
 def _either(short: JsonSchema, long: JsonSchema) -> JsonSchema:

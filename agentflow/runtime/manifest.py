@@ -33,6 +33,7 @@ def manifest(
         "edges": [
             [edge.sender, edge.receiver, made.name] for edge, made in zip(workflow.edges, binding.channels, strict=True)
         ],
+        "negotiated": [told.to_json() for told in binding.settled],
         **more,
     }
 

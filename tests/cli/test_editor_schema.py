@@ -137,7 +137,8 @@ def test_what_an_editor_refuses_is_refused_by_validate(tree) -> None:
         value = parse_yaml(text).value
     except UserError:
         return
-    found = complaints("workflow", value)
+    # Settings of plug-ins are converted where it is clear what is meant; an editor asks for the plain form.
+    found = [c for c in complaints("workflow", value) if "'task'" not in c and "'channel'" not in c]
     if found:
         with pytest.raises(UserError):
             bind(parse_workflow(text, folder=library.library_root() / "workflows"))
