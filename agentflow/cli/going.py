@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,9 +18,13 @@ from agentflow.cli.tables import FiguresTable, failures, figures_json, item_pane
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from opentelemetry.sdk.trace import TracerProvider as SdkProvider
+
     from agentflow.cli.jobs import Job
     from agentflow.cli.options import RunSettings
     from agentflow.evaluation.figures import ChannelFigures
+    from agentflow.runtime.binding import Binding
+    from agentflow.runtime.events import Listener
     from agentflow.runtime.results import ItemResult
     from agentflow.runtime.runs import RunStore
 
@@ -30,6 +36,7 @@ def go(job: Job, settings: RunSettings, *, resumed: Path | None = None, forced: 
     from agentflow.runtime.manifest import manifest
     from agentflow.runtime.orchestrator import Orchestrator
     from agentflow.runtime.runs import RunStore
+    from agentflow.runtime.tracing import provider_from_environment
     from agentflow.tools import Toolbox
 
     if settings.until is not None:
@@ -39,6 +46,7 @@ def go(job: Job, settings: RunSettings, *, resumed: Path | None = None, forced: 
     if settings.dry:
         with tools:
             return rehearse_job(job, binding, settings, resumed=resumed, forced=forced)
+    provider = provider_from_environment() if settings.otel else None
     label = "+".join(dict.fromkeys(c.name for c in binding.channels)) or "no channel"
     title = job.workflow.name if job.task is None else f"{job.workflow.name} over {job.source.channel or label}"
     if resumed is not None:
@@ -53,8 +61,14 @@ def go(job: Job, settings: RunSettings, *, resumed: Path | None = None, forced: 
         kept = manifest(binding, settings.options(), channel=job.source.channel, **job.manifest())
         store = RunStore.create(settings.runs, job.workflow.name, kept)
     again = resume_command(store.folder, settings.tools)
-    with tools, stoppable(store.folder, again) as tally, live(err, job.workflow, title) as listener:
-        orchestrator = Orchestrator(binding, pool, options=settings.options(), store=store, listeners=[tally, listener])
+    with (
+        tools,
+        traced(binding, provider) as traces,
+        stoppable(store.folder, again) as tally,
+        live(err, job.workflow, title) as listener,
+    ):
+        listeners: list[Listener] = [tally, listener, *traces]
+        orchestrator = Orchestrator(binding, pool, options=settings.options(), store=store, listeners=listeners)
         results = orchestrator.run(job.passes)
     if job.task is None or settings.until is not None:
         code = _tell_nodes(results, store, settings)
@@ -64,6 +78,20 @@ def go(job: Job, settings: RunSettings, *, resumed: Path | None = None, forced: 
     if code:
         err.print(f"go on with: {plain(again)}", soft_wrap=True)
     return code
+
+
+@contextmanager
+def traced(binding: Binding, provider: SdkProvider | None) -> Iterator[list[Listener]]:
+    """A listener that sends spans, all of which are sent when the block ends; none without a provider."""
+    from agentflow.runtime.tracing import Tracing
+
+    if provider is None:
+        yield []
+        return
+    try:
+        yield [Tracing(binding, provider)]
+    finally:
+        provider.shutdown()
 
 
 def resume_command(folder: Path, tools: Path | None = None) -> str:

@@ -48,6 +48,7 @@ class RunSettings:
         tools: a Python file whose functions may be called.
         keep_payloads: write every payload into the run's folder, signed with `key` where there is one.
         dry: only say what would be done.
+        otel: tell the run as OpenTelemetry spans.
     """
 
     seed: int
@@ -61,6 +62,7 @@ class RunSettings:
     keep_payloads: bool = False
     key: bytes | None = None
     dry: bool = False
+    otel: bool = False
 
     def options(self, *, reuse: bool = True) -> RunOptions:
         """The same as the orchestrator takes it; without `reuse` every receiver pays for what it is sent."""
@@ -144,6 +146,9 @@ def going_options(batch: int) -> Callable[[Function], Function]:
     return decorate
 
 
+otel_option = click.option(
+    "--otel", is_flag=True, help="Send spans of the run where the OTEL_* variables say: sizes and times, never words."
+)
 dry_option = click.option(
     "--dry-run", "dry", is_flag=True, help="Say what would run, what is done, and why; load no model, write nothing."
 )

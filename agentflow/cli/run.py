@@ -18,6 +18,7 @@ from agentflow.cli.options import (
     channel_option,
     data_option,
     dry_option,
+    otel_option,
     run_options,
     task_option,
 )
@@ -55,6 +56,7 @@ _THE_RUNS_OWN = {
     "--force", "forced", multiple=True, metavar="NODE", help="With --resume: run this node in any case. Repeatable."
 )
 @dry_option
+@otel_option
 @click.pass_context
 def command(
     context: click.Context,
@@ -71,6 +73,7 @@ def command(
     resume: str | None,
     forced: tuple[str, ...],
     dry: bool,
+    otel: bool,
 ) -> int:
     """Run WORKFLOW: a YAML file, or the name of one that ships.
 
@@ -82,7 +85,7 @@ def command(
     agentflow run my.yaml --input question="Who wrote Emma?"
     agentflow run private_facts --resume last --dry-run
     """
-    settings = replace(settings, dry=dry)
+    settings = replace(settings, dry=dry, otel=otel)
     if resume is not None:
         _refuse_own(context)
         return resume_run(resume, settings, key_file, forced=forced, ref=workflow)

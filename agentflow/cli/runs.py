@@ -11,7 +11,7 @@ from rich.table import Table
 
 from agentflow.cli.common import settled_line
 from agentflow.cli.console import count, out, plain, print_json, seconds
-from agentflow.cli.options import FILE, RunSettings, dry_option, going_options, json_option, runs_option
+from agentflow.cli.options import FILE, RunSettings, dry_option, going_options, json_option, otel_option, runs_option
 from agentflow.errors import UserError
 
 if TYPE_CHECKING:
@@ -82,8 +82,11 @@ def show(run: str, item: str | None, runs: Path, as_json: bool) -> None:
 @click.option("--force", "forced", multiple=True, metavar="NODE", help="Run this node in any case. Repeatable.")
 @click.option("--key-file", type=FILE, metavar="FILE", help="Sign kept payloads with this key.")
 @dry_option
+@otel_option
 @going_options(batch=8)
-def resume(run: str, forced: tuple[str, ...], key_file: Path | None, dry: bool, settings: RunSettings) -> int:
+def resume(
+    run: str, forced: tuple[str, ...], key_file: Path | None, dry: bool, otel: bool, settings: RunSettings
+) -> int:
     """Run what is missing of RUN, and what is asked otherwise now because the workflow was changed; nothing else.
 
     Workflow, items, channel and seed are those that the run was started with.
@@ -93,7 +96,7 @@ def resume(run: str, forced: tuple[str, ...], key_file: Path | None, dry: bool, 
     """
     from agentflow.cli.run import resume_run
 
-    return resume_run(run, replace(settings, dry=dry), key_file, forced=forced)
+    return resume_run(run, replace(settings, dry=dry, otel=otel), key_file, forced=forced)
 
 
 @command.command("export", short_help="A run as one JSON document.")
@@ -117,6 +120,31 @@ def export_run(run: str, file: Path | None, runs: Path) -> None:
         write_json(file, document)
     except OSError as error:
         raise UserError(f"The export can't be written: {error.strerror}.", where=str(file)) from None
+    out.print(f"written to {plain(file)}", soft_wrap=True)
+
+
+@command.command("timeline", short_help="A run as a page: what ran when, and what was handed over.")
+@click.argument("run")
+@click.option("--out", "file", type=FILE, metavar="FILE", help="Write it here (default: timeline.html in the run).")
+@runs_option
+def timeline(run: str, file: Path | None, runs: Path) -> None:
+    """Draw RUN as one HTML file that opens anywhere: every unit a bar, hand-overs with their bytes, errors and retries.
+
+    \b
+    agentflow runs timeline last
+    """
+    from agentflow.evaluation.report.timeline import timeline_html
+    from agentflow.runtime.listing import find_run, look
+    from agentflow.runtime.runs import read_events, read_manifest
+    from agentflow.runtime.spans import spans_of
+
+    folder = find_run(run, runs)
+    page = timeline_html(folder.name, read_manifest(folder), look(folder).state, spans_of(read_events(folder)))
+    file = file or folder / "timeline.html"
+    try:
+        file.write_text(page, encoding="utf-8", errors="replace")
+    except OSError as error:
+        raise UserError(f"The timeline can't be written: {error.strerror}.", where=str(file)) from None
     out.print(f"written to {plain(file)}", soft_wrap=True)
 
 

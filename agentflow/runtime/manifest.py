@@ -30,6 +30,7 @@ def manifest(
         "seed": options.seed,
         "keep_payloads": options.keep_payloads,
         "nodes": list(workflow.nodes),
+        "models": {node: binding.model_of(node).model for node in workflow.nodes if not workflow.is_tool(node)},
         "edges": [
             [edge.sender, edge.receiver, made.name] for edge, made in zip(workflow.edges, binding.channels, strict=True)
         ],

@@ -173,3 +173,16 @@ def test_the_embedded_model_answers_alike_over_text_and_cache(tmp_path, monkeypa
     assert rows["cache"]["scores"]["contains"] == 1.0
     assert rows["no message"]["scores"]["contains"] == 0.0
     assert rows["no message"]["nll"] > rows["cache"]["nll"] + 0.5
+
+
+def test_a_run_is_told_as_spans_where_it_is_asked_for(cli, place, monkeypatch):
+    pytest.importorskip("opentelemetry.sdk", reason="OpenTelemetry is not installed (extra `otel`)")
+    monkeypatch.setenv("OTEL_TRACES_EXPORTER", "console")
+    ended = cli("run", "question.yaml", "--input", "question=who", "--otel", "--json")
+    assert ended.json["outputs"]
+    assert "invoke_workflow question" in ended.err
+    monkeypatch.setenv("OTEL_TRACES_EXPORTER", "smoke")
+    ended = cli("run", "question.yaml", "--input", "question=who", "--otel")
+    assert ended.code == 2
+    assert "no exporter 'smoke'" in ended.err
+    assert len(list((place / "runs").iterdir())) == 1
