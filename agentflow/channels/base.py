@@ -42,7 +42,7 @@ class Message:
     """What a sender has to say: its trajectory, in words and, where it kept one, as a cache.
 
     Attributes:
-        sender: the node's name.
+        sender: the node's name among those written beside it: in a loop the same in every round.
         turns: its conversation, its answer last (where it spoke).
         text: the answer alone.
         token_ids: the tokens of `cache`.

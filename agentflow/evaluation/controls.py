@@ -25,8 +25,8 @@ from agentflow.models.spec import resolve_model
 from agentflow.runtime.binding import Binding, bind
 from agentflow.tools import Toolbox
 from agentflow.workflow.graph import ancestors, build_graph
+from agentflow.workflow.meaning import needed
 from agentflow.workflow.parts import AnyNode, ChannelSpec, Node, texts_in
-from agentflow.workflow.references import mentioned
 from agentflow.workflow.schema import Workflow
 
 NO_MESSAGE, SENDER_ALONE, MISMATCHED, ZERO = "no message", "sender alone", "mismatched", "zero"
@@ -231,7 +231,7 @@ def _refuse_quotes(workflow: Workflow, kept: Collection[str], control: str) -> N
     gone = set(workflow.nodes) - set(kept)
     for name in kept:
         for template in _templates(workflow.nodes[name]):
-            named = mentioned(template, "nodes")
+            named = needed(workflow.layout, name, template)
             if quoted := sorted(gone if named is None else gone & named):
                 raise UserError(f"'{name}' quotes '{quoted[0]}', so there is no control '{control}'.")
 

@@ -22,10 +22,11 @@ DEFAULT_NEW_TOKENS = 64
 
 @dataclass(frozen=True, eq=False)
 class Delivery:
-    """A message as it reached the receiver: what it stands on, and what the way cost."""
+    """A message as it reached the receiver: what it stands on, what the way cost, and who is heard."""
 
     context: Context
     result: MessageResult
+    speaker: str
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,8 +49,14 @@ class Turnplan:
     key: Key = field(default_factory=dict)
 
 
-def deliver(channel: Channel, message: Message, task: Task, payload: Payload | None = None) -> tuple[Payload, Delivery]:
-    """Send a message and receive it; a `payload` that was made for another receiver may be used again."""
+def deliver(
+    channel: Channel, message: Message, task: Task, payload: Payload | None = None, *, sender: str | None = None
+) -> tuple[Payload, Delivery]:
+    """Send a message and receive it; a `payload` that was made for another receiver may be used again.
+
+    Args:
+        sender: the sending node's name for the result, where the message gives it a shorter one.
+    """
     start = time.perf_counter()
     with tallied() as computed:
         made = payload if payload is not None else channel.send(message, task)
@@ -57,7 +64,7 @@ def deliver(channel: Channel, message: Message, task: Task, payload: Payload | N
         context = channel.receive(made, task.engine)
     header = made.header
     result = MessageResult(
-        sender=message.sender,
+        sender=sender or message.sender,
         channel=channel.name,
         bytes=made.nbytes,
         tokens=header.tokens,
@@ -70,7 +77,7 @@ def deliver(channel: Channel, message: Message, task: Task, payload: Payload | N
         generated=computed.generated,
         warnings=(*made.warnings, *context.warnings),
     )
-    return made, Delivery(context, result)
+    return made, Delivery(context, result, message.sender)
 
 
 def plan_turn(
@@ -97,7 +104,7 @@ def plan_turn(
         UserError: too many tokens for the model, or contexts that can't be joined.
     """
     start = time.perf_counter()
-    history, note, caches = gather([d.context for d in deliveries], [d.result.sender for d in deliveries])
+    history, note, caches = gather([d.context for d in deliveries], [d.speaker for d in deliveries])
     options = tuple(tuple(tokens_of(engine.tokenizer, choice)) for choice in choices or ())
     new_tokens = DEFAULT_NEW_TOKENS if settings.max_new_tokens is None else settings.max_new_tokens
     if options:
@@ -122,8 +129,12 @@ def plan_turn(
     return Turnplan(turns, foundation, request, tuple(deliveries), handover + time.perf_counter() - start)
 
 
-def close_turn(node: str, engine: Engine, plan: Turnplan, generation: Generation) -> tuple[NodeResult, Message]:
-    """The result of a generated turn, and the message its receivers can be sent."""
+def close_turn(speaker: str, engine: Engine, plan: Turnplan, generation: Generation) -> tuple[NodeResult, Message]:
+    """The result of a generated turn, and the message its receivers can be sent.
+
+    Args:
+        speaker: as whom the receivers' models hear the node, in whichever round of a loop.
+    """
     spoke = plan.request.max_new_tokens > 0
     turns = append_turn(plan.turns, Turn("assistant", generation.text)) if spoke else plan.turns
     base = plan.foundation
@@ -132,7 +143,9 @@ def close_turn(node: str, engine: Engine, plan: Turnplan, generation: Generation
         token_ids = token_ids[: generation.cache.next_position]  # the last token's keys were never computed
         if base.exact:
             engine.prefixes.add(token_ids, generation.cache)
-    message = Message(node, turns, generation.text.strip(), token_ids, generation.cache, engine, base.head, base.losses)
+    message = Message(
+        speaker, turns, generation.text.strip(), token_ids, generation.cache, engine, base.head, base.losses
+    )
     result = NodeResult(
         text=generation.text.strip(),
         finish=generation.finish,

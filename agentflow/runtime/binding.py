@@ -17,6 +17,7 @@ from agentflow.runtime.negotiating import Negotiation, Settled, as_sent, placed,
 from agentflow.tasks.registry import make_task
 from agentflow.tools import Toolbox
 from agentflow.tools.base import Tool
+from agentflow.workflow.frames import address
 from agentflow.workflow.parts import Edge
 from agentflow.workflow.problems import Problem, raise_problems
 from agentflow.workflow.schema import Workflow
@@ -64,9 +65,13 @@ class Binding:
         """Edges into a node with their numbers and channels, in the order they are written."""
         return self._by_end[1].get(node, [])
 
-    def outgoing(self, node: str) -> list[tuple[int, Edge, Channel]]:
+    def sent(self, node: str) -> list[tuple[int, Edge, Channel]]:
         """Edges out of a node with their numbers and channels."""
         return self._by_end[0].get(node, [])
+
+    def outgoing(self, node: str) -> list[tuple[int, Edge, Channel]]:
+        """Edges that a node's message may travel: those out of it, and, if its round is the last one, of its loops."""
+        return [edge for name in (node, *self.workflow.layout.exits(node)) for edge in self.sent(name)]
 
     @cached_property
     def _by_end(self) -> tuple[dict[str, list[tuple[int, Edge, Channel]]], dict[str, list[tuple[int, Edge, Channel]]]]:
@@ -108,7 +113,8 @@ def bind(workflow: Workflow, tools: Toolbox | None = None) -> Binding:
         channels[number] = channel
         unfit = _misfit(workflow, models, edge, channel)
         if unfit is not None:
-            what = f"the channel '{channel.name}' does not fit {edge.sender} -> {edge.receiver}: {unfit.reason}"
+            ends = f"{address(edge.sender)} -> {address(edge.receiver)}"
+            what = f"the channel '{channel.name}' does not fit {ends}: {unfit.reason}"
             problems.append(
                 workflow.problem(("edges", number, "channel"), what, _advice(workflow, models, edge, unfit))
             )
@@ -133,7 +139,7 @@ def _misfit(workflow: Workflow, models: dict[str, ModelSpec], edge: Edge, channe
     for name, why in ((edge.sender, "has a text to give and no cache"), (edge.receiver, "takes arguments alone")):
         if workflow.is_tool(name):
             fits = channel.name == TextChannel.name
-            return None if fits else Compatibility(False, f"'{name}' is a tool and {why}", TextChannel.name)
+            return None if fits else Compatibility(False, f"'{address(name)}' is a tool and {why}", TextChannel.name)
     ends = [models.get(workflow.agent_node(name).agent) for name in (edge.sender, edge.receiver)]
     if ends[0] is None or ends[1] is None:
         return None

@@ -18,7 +18,7 @@ from agentflow.errors import UserError, did_you_mean
 from agentflow.models.spec import ModelSpec
 from agentflow.tasks.registry import get_task, task_names
 from agentflow.workflow.parts import INPUT_TYPES, Agent
-from agentflow.workflow.schema import Workflow
+from agentflow.workflow.written import WorkflowFile
 
 JsonSchema: TypeAlias = dict[str, Any]
 
@@ -42,7 +42,7 @@ def editor_schema(kind: str, *, built_in: bool = False) -> JsonSchema:
 
 
 def _workflow(built_in: bool) -> JsonSchema:
-    schema = _definitions(_schema_of(Workflow), built_in)
+    schema = _definitions(_schema_of(WorkflowFile), built_in)
     properties = schema["properties"]
     properties["extends"] = {**_NAMED, "description": "Another workflow, by name or path."}
     for section in ("inputs", "defaults", "edges", "outputs", "task"):

@@ -24,6 +24,7 @@ Kind = Literal[
     "node_retried",
     "node_failed",
     "node_skipped",
+    "loop_ended",
     "item_finished",
     "run_finished",
 ]

@@ -17,15 +17,18 @@ from agentflow.runtime.binding import Binding
 from agentflow.runtime.calls import Calls
 from agentflow.runtime.events import Bus, Listener
 from agentflow.runtime.executors.local import LocalExecutor
+from agentflow.runtime.gates import Gates
 from agentflow.runtime.memo import Memo
 from agentflow.runtime.options import RunOptions
 from agentflow.runtime.results import ItemResult
 from agentflow.runtime.runs import RunStore
 from agentflow.runtime.scheduler import Scheduler, Unit
-from agentflow.runtime.settling import Settling
+from agentflow.runtime.settling import Settling, first_rounds
 from agentflow.runtime.state import ItemState
 from agentflow.runtime.turns import Outcome, Probe, Turns
+from agentflow.workflow.frames import address
 from agentflow.workflow.graph import ancestors, build_graph, topological_order
+from agentflow.workflow.meaning import Meaning
 from agentflow.workflow.schema import Workflow
 from agentflow.workflow.templates import evaluate, render_value
 
@@ -65,6 +68,11 @@ class Orchestrator:
         self._order = _order(workflow, self.options.until)
         # A node waits for its senders, and for whatever its templates may look at: all its ancestors.
         self._parents = {node: sorted({e.sender for _, e, _ in binding.incoming(node)}) for node in self._order}
+        included = set(self._order)
+        self._after = {
+            node: [n for n in workflow.waits_for(node) if n in included and n not in self._parents[node]]
+            for node in self._order
+        }
 
     def cancel(self) -> None:
         """Stop within one decoding step; what is finished stays stored."""
@@ -78,14 +86,18 @@ class Orchestrator:
             KeyboardInterrupt: passed on after running batches have ended.
         """
         awaited = Counter(parent for parents in self._parents.values() for parent in parents)
+        awaited.update(one for node in self._order for one in self.binding.workflow.layout.predecessors(node))
         states = {
             item: ItemState(item, inputs, open_nodes=set(self._order), awaited=awaited.copy()) for item, inputs in items
         }
-        scheduler = Scheduler(self._order, self._parents, list(states))
+        scheduler = Scheduler(self._order, self._parents, list(states), after=self._after)
         executor = LocalExecutor()
         self._ahead = Ahead(self._turns.prepare, executor, self.options.overlap, self.options.max_batch)
         self._calls = Calls(self.binding, self._turns.questions, self._bus, self._cancelled.is_set)
-        self._settling = Settling(self.binding, self._turns, self._bus, self.store, scheduler, states, self._ahead)
+        gates = Gates(self.binding.workflow, self._turns.questions, self._bus)
+        self._settling = Settling(
+            self.binding, self._turns, self._bus, self.store, scheduler, states, self._ahead, gates
+        )
         self._bus.emit("run_started", items=len(states), nodes=len(self._order), workflow=self.binding.workflow.name)
         try:
             self._loop(scheduler, executor, states)
@@ -203,22 +215,26 @@ class Orchestrator:
             return
         state.elements[unit.node] = list(found)
         state.results.setdefault(unit.node, {})
-        scheduler.expand(unit, len(state.elements[unit.node]))
+        scheduler.expand(unit, len(state.elements[unit.node]), spec.max_concurrency)
         if not found:
             self._settling.node_done(state, unit.node)
 
     def _item_result(self, state: ItemState) -> ItemResult:
         nodes = {node: state.in_order(node) for node in self._order if node in state.results}
         outputs: dict[str, Any] = {}
-        for node in state.open_nodes:
-            state.errors.setdefault(f"{state.id}/{node}", "not run: the run was stopped before")
+        stopped = [Unit(state.id, node) for node in self._order if node in state.open_nodes]
+        for unit in first_rounds(stopped):
+            state.errors.setdefault(str(unit), "not run: the run was stopped before")
         if not state.errors and self.options.until is None:
-            context = state.template_context()
+            top, meaning = self.binding.workflow.layout.top, Meaning(state)
             try:
-                outputs = {name: render_value(t, context) for name, t in self.binding.workflow.outputs.items()}
+                outputs = {
+                    name: render_value(template, meaning.context(top, None, template))
+                    for name, template in self.binding.workflow.outputs.items()
+                }
             except UserError as error:
                 state.errors["outputs"] = str(error)
-        return ItemResult(state.id, nodes, outputs, dict(state.errors), dict(state.skipped))
+        return ItemResult(state.id, nodes, outputs, dict(state.errors), dict(state.skipped), dict(state.passed))
 
 
 def _order(workflow: Workflow, until: str | None) -> list[str]:
@@ -227,9 +243,11 @@ def _order(workflow: Workflow, until: str | None) -> list[str]:
     order = topological_order(graph)
     if until is None:
         return order
-    if until not in workflow.nodes:
-        raise UserError(f"There is no node '{until}' to run until.", fix=did_you_mean(until, workflow.nodes))
-    wanted = {until, *ancestors(graph, until)}
+    last = workflow.members(until)
+    if not last:
+        fix = did_you_mean(until, {address(node) for node in workflow.nodes})
+        raise UserError(f"There is no node '{until}' to run until.", fix=fix)
+    wanted = {name for node in last for name in (node, *ancestors(graph, node))}
     return [node for node in order if node in wanted]
 
 

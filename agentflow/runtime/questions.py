@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -21,8 +20,8 @@ from agentflow.tools import Tool
 from agentflow.workflow.fields import Generation
 from agentflow.workflow.graph import ancestors, build_graph
 from agentflow.workflow.location import KeyPath
+from agentflow.workflow.meaning import Meaning
 from agentflow.workflow.parts import ToolNode
-from agentflow.workflow.references import mentioned
 from agentflow.workflow.templates import TemplateError, evaluate, render, render_value
 
 
@@ -146,8 +145,11 @@ class Questions:
 
     def context(self, node: str, template: str, state: ItemState, *, is_expression: bool = False) -> dict[str, Any]:
         """What a template of a node sees: the nodes it names, or its ancestors where it looks at all of them."""
-        seen: Iterable[str] | None = mentioned(template, "nodes", is_expression=is_expression)
-        return state.template_context(self.above(node) if seen is None else seen)
+        layout = self.binding.workflow.layout
+        frame, local = layout.frames[node], layout.local(node)
+        return Meaning(state).context(
+            frame, local, template, is_expression=is_expression, above=lambda: ancestors(self._graph, node)
+        )
 
     def above(self, node: str) -> list[str]:
         """The ancestors of a node, in the order written."""
@@ -173,13 +175,14 @@ class Questions:
         """
         received = [
             [
-                edge.sender,
+                sender,
                 channel.name,
                 channel.settings.model_dump(mode="json"),
-                state.digest(edge.sender),
-                self._channel_mark(channel, edge.sender, unit.node),
+                state.digest(sender),
+                self._channel_mark(channel, sender, unit.node),
             ]
             for _, edge, channel in self.binding.incoming(unit.node)
+            for sender in (state.source(edge.sender),)
         ]
         choices = {} if question.choices is None else {"choices": _digest(question.choices)}
         return {

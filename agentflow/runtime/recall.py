@@ -35,15 +35,16 @@ def recall(binding: Binding, plan: Plan, engine_of: EngineOf, state: ItemState, 
     found: dict[int, Message] = {}
     with state.recalling:
         for node in _missing(binding, state, sender):
-            found = dict(state.messages.get(node, {}))
+            found, local = dict(state.messages.get(node, {})), binding.workflow.layout.local(node)
             for child, answer in sorted(state.answers.get(node, {}).items()):
                 if child not in found and node in binding.tools:
-                    found[child] = _told(node, answer.text)
+                    found[child] = _told(local, answer.text)
                 elif child not in found and answer.finish == "fallback":
-                    found[child] = _stand_in(node, answer.text, engine_of(node))
+                    found[child] = _stand_in(local, answer.text, engine_of(node))
                 elif child not in found:
                     is_child = binding.workflow.nodes[node].map is not None
-                    found[child] = _message(plan, state, Unit(state.id, node, child if is_child else None), answer)
+                    unit = Unit(state.id, node, child if is_child else None)
+                    found[child] = _message(local, plan, state, unit, answer)
             state.messages[node] = found
     state.forget(*state.messages)  # those of senders of senders were needed for a moment
     return found
@@ -66,12 +67,12 @@ def _missing(binding: Binding, state: ItemState, sender: str) -> list[str]:
         elif node not in seen:
             seen.add(node)
             pending.append((node, True))
-            senders = (edge.sender for _, edge, _ in binding.incoming(node))
+            senders = (state.source(edge.sender) for _, edge, _ in binding.incoming(node))
             pending += [(name, False) for name in senders if not complete(state, name)]
     return order
 
 
-def _message(plan: Plan, state: ItemState, unit: Unit, answer: Answer) -> Message:
+def _message(speaker: str, plan: Plan, state: ItemState, unit: Unit, answer: Answer) -> Message:
     assert answer.finish != "fallback"
     assert answer.finish != "tool"
     engine, turn = plan(unit, state)
@@ -81,16 +82,16 @@ def _message(plan: Plan, state: ItemState, unit: Unit, answer: Answer) -> Messag
         asked = replace(turn.request, token_ids=tokens, max_new_tokens=0, cancelled=None, on_token=None)
         cache = engine.generate([asked])[0].cache
     said = Generation(answer.token_ids, answer.text, answer.finish, 0, 0, 0.0, 0.0, cache)
-    return close_turn(unit.node, engine, turn, said)[1]
+    return close_turn(speaker, engine, turn, said)[1]
 
 
-def _stand_in(node: str, text: str, engine: Engine) -> Message:
+def _stand_in(speaker: str, text: str, engine: Engine) -> Message:
     """The message of a node that failed and has a fallback: its conversation may be what failed, so it is left out."""
-    told = _told(node, text)
+    told = _told(speaker, text)
     token_ids = tuple(render(engine.tokenizer, told.turns, reply=False))
     return replace(told, token_ids=token_ids, cache=engine.prefill(token_ids), engine=engine)
 
 
-def _told(node: str, text: str) -> Message:
+def _told(speaker: str, text: str) -> Message:
     """The message of a node that has nothing but a text to give: a tool's result, a fallback."""
-    return Message(node, (Turn("user", f"Message from {node}:\n{text}"),), text)
+    return Message(speaker, (Turn("user", f"Message from {speaker}:\n{text}"),), text)

@@ -12,13 +12,15 @@ from typing import Any, Literal
 
 from agentflow.errors import UserError
 from agentflow.runtime.binding import Binding
+from agentflow.runtime.events import Bus
+from agentflow.runtime.gates import Gates
 from agentflow.runtime.questions import Questions
 from agentflow.runtime.records import Record
 from agentflow.runtime.scheduler import Unit
 from agentflow.runtime.state import ItemState
 from agentflow.workflow.graph import ancestors, build_graph, topological_order
+from agentflow.workflow.meaning import Needs, needed
 from agentflow.workflow.parts import AnyNode, Node, texts_in
-from agentflow.workflow.references import mentioned
 from agentflow.workflow.templates import evaluate
 
 Verdict = Literal["runs", "done", "depends", "skipped", "fails", "not asked for"]
@@ -54,14 +56,15 @@ def rehearse(
     """
     graph = build_graph(binding.workflow)
     order = topological_order(graph)
-    wanted = set(order) if until is None else {until, *ancestors(graph, until)}
+    ends = binding.workflow.members(until) if until is not None else order
+    wanted = {name for node in ends for name in (node, *ancestors(graph, node))} if until is not None else set(order)
     questions = Questions(binding, seed)
     found: list[Foreseen] = []
     for item, inputs in items:
         rehearsal = _Rehearsal(binding, questions, ItemState(item, inputs), stored or {}, frozenset(forced))
         for node in order:
             if node in wanted:
-                found += rehearsal.of(node)
+                found += [one for one in rehearsal.of(node) if one.unit.node not in rehearsal.state.passed]
             else:
                 found.append(Foreseen(Unit(item, node), "not asked for"))
     return found
@@ -78,15 +81,16 @@ class _Rehearsal:
         stored: Mapping[Unit, Record],
         forced: frozenset[str],
     ) -> None:
-        self._binding, self._questions, self._state = binding, questions, state
+        self._binding, self._questions, self.state = binding, questions, state
         self._stored, self._forced = stored, forced
         self._begun = {unit.node for unit in stored if unit.item == state.id}
+        self._gates = Gates(binding.workflow, questions, Bus())
         self._skipped: set[str] = set()
         self._failing: set[str] = set()
 
     def of(self, name: str) -> list[Foreseen]:
         """What would become of a node's units."""
-        node, whole = self._binding.workflow.nodes[name], Unit(self._state.id, name)
+        node, whole = self._binding.workflow.nodes[name], Unit(self.state.id, name)
         try:
             found = self._left_out(whole, node) or list(self._units(whole, node))
         except UserError as error:
@@ -96,28 +100,42 @@ class _Rehearsal:
         if found and all(one.verdict == "skipped" for one in found):
             self._skipped.add(name)
         if all(one.verdict in ("done", "skipped") for one in found):
-            self._state.results.setdefault(name, {})
+            self.state.results.setdefault(name, {})
             for one in found:
                 if one.verdict == "done":
-                    self._state.take(self._stored[one.unit])
+                    self.state.take(self._stored[one.unit])
         return found
 
     def _left_out(self, whole: Unit, node: AnyNode) -> list[Foreseen]:
         """The word on a node that is left out, or may be; empty where it is reached."""
-        senders = [edge.sender for _, edge, _ in self._binding.incoming(whole.node)]
+        senders = [self.state.source(edge.sender) for _, edge, _ in self._binding.incoming(whole.node)]
         failing = [sender for sender in senders if sender in self._failing]
         if failing:
             self._failing.add(whole.node)
             return [Foreseen(whole, "skipped", f"'{failing[0]}' fails")]
         if senders and self._skipped.issuperset(senders):
             return [Foreseen(whole, "skipped", f"hears nobody: '{senders[0]}' is skipped")]
-        if node.when is None:
-            return []
-        open_nodes = self._open(whole.node, node.when, is_expression=True)
-        if open_nodes:
-            return [Foreseen(whole, "depends", f"when: {node.when}; {_names(open_nodes)} decides")]
-        context = self._questions.context(whole.node, node.when, self._state, is_expression=True)
-        return [] if evaluate(node.when, context) else [Foreseen(whole, "skipped", f"when: {node.when}")]
+        for condition, seen in self._conditions(whole.node, node):
+            open_nodes = [name for name in seen if name not in self.state.results]
+            if open_nodes:
+                return [Foreseen(whole, "depends", f"{condition}; {_names(open_nodes)} decides")]
+        closed = self._gates.closed(whole, self.state)
+        return [Foreseen(whole, "skipped", closed.reason or "its loop has ended")] if closed else []
+
+    def _conditions(self, name: str, node: AnyNode) -> Iterator[tuple[str, Iterable[str]]]:
+        """What decides on a node, the outermost first, and the nodes that it looks at."""
+        needs, source = Needs(), self.state.source
+        for frame in self._binding.workflow.layout.frames[name].chain[1:]:
+            step, loop = frame.step, frame.body.loop
+            if step is not None and step.when is not None and frame.outer is not None:
+                seen = needs.of(frame.outer, frame.name, step.when, is_expression=True)
+                yield f"when: {step.when}", sorted(map(source, seen))
+            if loop is not None and loop.until is not None and frame.previous is not None:
+                if frame.group in self.state.ended:
+                    return
+                yield f"until: {loop.until}", needs.of(frame.previous, None, loop.until, is_expression=True)
+        if node.when is not None:
+            yield f"when: {node.when}", self._open(name, node.when, is_expression=True)
 
     def _units(self, whole: Unit, node: AnyNode) -> Iterator[Foreseen]:
         if node.map is None:
@@ -130,11 +148,11 @@ class _Rehearsal:
                 verdict: Verdict = "depends" if whole.node in self._begun - self._forced else "runs"
                 yield Foreseen(whole, verdict, f"over a list of {_names(open_nodes)}")
                 return
-            context = self._questions.context(whole.node, over, self._state, is_expression=True)
+            context = self._questions.context(whole.node, over, self.state, is_expression=True)
             over = evaluate(over, context)
         if not isinstance(over, list | tuple):
             raise UserError(f"'{whole.node}' maps over {node.map.over!r}, which is no list.")
-        self._state.elements[whole.node] = list(over)
+        self.state.elements[whole.node] = list(over)
         for child in range(len(over)):
             yield self._unit(Unit(whole.item, whole.node, child), node)
 
@@ -142,25 +160,25 @@ class _Rehearsal:
         shown = [name for text in _templates(node) for name in self._open(unit.node, text)]
         open_nodes = list(shown)
         if isinstance(node, Node):  # a tool hears its arguments alone
-            senders = {edge.sender for _, edge, _ in self._binding.incoming(unit.node)}
-            open_nodes += [name for name in senders if name not in self._state.results]
+            senders = {self.state.source(edge.sender) for _, edge, _ in self._binding.incoming(unit.node)}
+            open_nodes += [name for name in senders if name not in self.state.results]
         record = self._stored.get(unit)
         if unit.node in self._forced or record is None:
             if not shown:  # it would fail where this does
-                (self._questions.of if isinstance(node, Node) else self._questions.call)(unit, self._state)
+                (self._questions.of if isinstance(node, Node) else self._questions.call)(unit, self.state)
             return Foreseen(unit, "runs", "forced" if unit.node in self._forced else "no result yet")
         if open_nodes:
             return Foreseen(unit, "depends", f"done, if {_names(open_nodes)} says what it said before")
-        changed = self._questions.changed(record, unit, self._state, record.model)
+        changed = self._questions.changed(record, unit, self.state, record.model)
         return (
             Foreseen(unit, "runs", f"asked otherwise now: {', '.join(changed)}") if changed else Foreseen(unit, "done")
         )
 
     def _open(self, node: str, template: str, *, is_expression: bool = False) -> list[str]:
         """The nodes that a template looks at and that have not said anything yet."""
-        seen = mentioned(template, "nodes", is_expression=is_expression)
-        names = seen if seen is not None else self._questions.above(node)
-        return [name for name in names if name not in self._state.results]
+        seen = needed(self._binding.workflow.layout, node, template, is_expression=is_expression)
+        names = self._questions.above(node) if seen is None else sorted(map(self.state.source, seen))
+        return [name for name in names if name not in self.state.results]
 
 
 def _templates(node: AnyNode) -> list[str]:

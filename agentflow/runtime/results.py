@@ -102,6 +102,7 @@ class ItemResult:
         outputs: the workflow's outputs, rendered; empty when something failed.
         errors: what failed, or was skipped because of that, by unit.
         skipped: what was left out because the workflow says so, with the reason, by unit.
+        passed: nodes of rounds that a loop did not come to, and the node of the last round that stands for them.
     """
 
     item: str
@@ -109,10 +110,11 @@ class ItemResult:
     outputs: dict[str, Any]
     errors: dict[str, str]
     skipped: dict[str, str] = field(default_factory=dict)
+    passed: dict[str, str] = field(default_factory=dict)
 
     def answers(self, node: str) -> list[str]:
-        """The texts of a node, one for each child of a map."""
-        return [r.text for r in self.nodes.get(node, ())]
+        """The texts of a node, one for each child of a map; of one in a loop, in the last round it came to."""
+        return [r.text for r in self.nodes.get(self.passed.get(node, node), ())]
 
     def scored(self, node: str, questions: int) -> tuple[str, ...]:
         """The texts of the node that answers; an empty one for each question where the node was left out."""

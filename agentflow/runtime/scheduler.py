@@ -8,8 +8,9 @@ items finish, and free their caches, before late ones begin.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 
 @dataclass(frozen=True, order=True)
@@ -32,17 +33,31 @@ class Scheduler:
         order: node names in topological order.
         parents: for each node, the nodes it waits for.
         items: item ids in the order they should be served.
+        after: for each node, more nodes that it waits for, though they send it nothing: whether they were left out
+            makes no difference to it.
     """
 
-    def __init__(self, order: Sequence[str], parents: Mapping[str, Sequence[str]], items: Sequence[str]) -> None:
+    def __init__(
+        self,
+        order: Sequence[str],
+        parents: Mapping[str, Sequence[str]],
+        items: Sequence[str],
+        *,
+        after: Mapping[str, Sequence[str]] | None = None,
+    ) -> None:
         self._place = {node: n for n, node in enumerate(order)}
         self._items = {item: n for n, item in enumerate(items)}
+        self._parents, after = parents, after or {}
         self._children_of: dict[str, list[str]] = {node: [] for node in order}
-        for node, waits_for in parents.items():
-            for parent in waits_for:
-                self._children_of[parent].append(node)
-        self._waiting = {(item, node): len(parents[node]) for item in items for node in order}
+        self._followers_of: dict[str, list[str]] = {node: [] for node in order}
+        for waits, found in ((parents, self._children_of), (after, self._followers_of)):
+            for node, others in waits.items():
+                for other in others:
+                    found[other].append(node)
+        counts = {node: len(parents[node]) + len(after.get(node, ())) for node in order}
+        self._waiting = {(item, node): count for item in items for node, count in counts.items()}
         self._open_children: dict[tuple[str, str], int] = {}
+        self._held: dict[tuple[str, str], Iterator[int]] = {}  # children of a map that are let in one by one
         self._closed: set[tuple[str, str]] = set()
         self._heard: set[tuple[str, str]] = set()  # nodes that something was left for by a node they wait for
         self._heap: list[tuple[int, int, int, Unit]] = []  # what has failed since it was put here is left out later
@@ -80,15 +95,21 @@ class Scheduler:
         if (unit.item, unit.node) not in self._closed:
             self._push(unit)
 
-    def expand(self, unit: Unit, count: int) -> None:
-        """Replace a mapped node by its children; with none, the node is done at once."""
+    def expand(self, unit: Unit, count: int, at_once: int | None = None) -> None:
+        """Replace a mapped node by its children; with none, the node is done at once.
+
+        Args:
+            at_once: how many may be ready or running at the same time.
+        """
         self._running -= 1
         if count == 0:
             self._close(unit.item, unit.node)
             return
-        self._open_children[unit.item, unit.node] = count
-        for child in range(count):
-            self._push(Unit(unit.item, unit.node, child))
+        key = (unit.item, unit.node)
+        self._open_children[key] = count
+        self._held[key] = iter(range(count))
+        for child in islice(self._held[key], at_once or count):
+            self._push(Unit(*key, child))
 
     def finish(self, unit: Unit) -> bool:
         """Report success; true when this completed the node (its last child, or a plain node)."""
@@ -97,6 +118,9 @@ class Scheduler:
         if unit.child is not None:
             self._open_children[key] -= 1
             if self._open_children[key] > 0:
+                held = next(self._held[key], None)
+                if held is not None and key not in self._closed:
+                    self._push(Unit(*key, held))
                 return False
         if key in self._closed:
             return False
@@ -110,13 +134,13 @@ class Scheduler:
         if key in self._closed:
             return []
         self._closed.add(key)
-        skipped, stack = [], list(self._children_of[unit.node])
+        skipped, stack = [], self._dependants(unit.node)
         while stack:
             node = stack.pop()
             if (unit.item, node) not in self._closed:
                 self._closed.add((unit.item, node))
                 skipped.append(Unit(unit.item, node))
-                stack.extend(self._children_of[node])
+                stack.extend(self._dependants(node))
         return sorted(skipped, key=lambda u: self._place[u.node])
 
     def skip(self, unit: Unit) -> list[Unit]:
@@ -125,12 +149,12 @@ class Scheduler:
         self._closed.add((unit.item, unit.node))
         skipped, stack = [], [unit.node]
         while stack:
-            for child in self._children_of[stack.pop()]:
+            for child in self._dependants(stack.pop()):
                 key = (unit.item, child)
                 self._waiting[key] -= 1
                 if self._waiting[key] or key in self._closed:
                     continue
-                if key in self._heard:
+                if key in self._heard or not self._parents[child]:
                     self._push(Unit(unit.item, child))
                 else:
                     self._closed.add(key)
@@ -140,11 +164,14 @@ class Scheduler:
 
     def _close(self, item: str, node: str) -> None:
         self._closed.add((item, node))
-        for child in self._children_of[node]:
-            self._heard.add((item, child))
+        self._heard.update((item, child) for child in self._children_of[node])
+        for child in self._dependants(node):
             self._waiting[item, child] -= 1
             if self._waiting[item, child] == 0 and (item, child) not in self._closed:
                 self._push(Unit(item, child))
+
+    def _dependants(self, node: str) -> list[str]:
+        return self._children_of[node] + self._followers_of[node]
 
     def _push(self, unit: Unit) -> None:
         child = -1 if unit.child is None else unit.child

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -11,13 +12,14 @@ from agentflow.errors import UserError
 from agentflow.runtime.ahead import Ahead
 from agentflow.runtime.binding import Binding
 from agentflow.runtime.events import Bus
+from agentflow.runtime.gates import Gates
 from agentflow.runtime.records import Record
 from agentflow.runtime.results import NodeResult
 from agentflow.runtime.runs import RunStore
 from agentflow.runtime.scheduler import Scheduler, Unit
 from agentflow.runtime.state import ItemState
 from agentflow.runtime.turns import Outcome, Turns
-from agentflow.workflow.templates import evaluate
+from agentflow.workflow.frames import address
 
 
 @dataclass(eq=False)
@@ -35,6 +37,7 @@ class Settling:
     scheduler: Scheduler
     states: dict[str, ItemState]
     ahead: Ahead
+    gates: Gates
     failed: bool = False
     _later: list[tuple[float, Unit]] = field(default_factory=list)
     _admitted: set[Unit] = field(default_factory=set)
@@ -44,7 +47,7 @@ class Settling:
         if unit in self._admitted:
             return True  # it was put back, and has come by again
         state, node = self.states[unit.item], self.binding.workflow.nodes[unit.node]
-        if unit.child is None and node.when is not None and not self._wanted(unit, node.when, state):
+        if unit.child is None and not self._is_open(unit, state):
             return False
         is_whole_map = node.map is not None and unit.child is None
         record = None if is_whole_map else self.turns.stored(unit, state)
@@ -91,7 +94,10 @@ class Settling:
             return
         state.open_nodes.discard(node)
         self.ahead.forget(state.id, node)
-        senders = [edge.sender for _, edge, _ in self.binding.incoming(node)]
+        earlier = self.binding.workflow.layout.predecessors(node)
+        senders = [state.source(name) for name in (*(e.sender for _, e, _ in self.binding.incoming(node)), *earlier)]
+        if node in state.passed:  # what waits for it waits for the node that stands for it
+            state.awaited[state.source(node)] += state.awaited.pop(node, 0)
         state.awaited.subtract(senders)
         state.forget(node, *senders)
         if not state.open_nodes:
@@ -99,21 +105,26 @@ class Settling:
 
     # -- inside -----------------------------------------------------------------------------------------
 
-    def _wanted(self, unit: Unit, when: str, state: ItemState) -> bool:
-        """Evaluate `when`; where it says no, or can't be evaluated, the unit is settled."""
-        where = str(self.binding.workflow.location(("nodes", unit.node, "when")))
+    def _is_open(self, unit: Unit, state: ItemState) -> bool:
+        """Ask the conditions of a node; where they say no, or can't be evaluated, the unit is settled."""
         try:
-            context = self.turns.questions.context(unit.node, when, state, is_expression=True)
-            said = evaluate(when, context, where=where)
-            if not isinstance(said, bool):
-                fix = "Compare it with something, as in `inputs.count > 0`."
-                raise UserError(f"`when` gave {said!r:.60}, which is neither true nor false.", where=where, fix=fix)
+            closed = self.gates.closed(unit, state)
         except UserError as error:
             self.settle(Outcome(unit, error=str(error), kind="template"))
             return False
-        if not said:
-            self._leave_out(unit, f"when: {when}")
-        return said
+        if closed is not None and closed.ended:
+            self._pass_on(unit, state)
+        elif closed is not None:
+            self._leave_out(unit, closed.reason)
+        return closed is None
+
+    def _pass_on(self, unit: Unit, state: ItemState) -> None:
+        """Let an earlier round stand for a node whose loop has ended."""
+        if state.results.get(state.source(unit.node)):
+            self.scheduler.finish(unit)
+            self.node_done(state, unit.node)
+        else:
+            self._close(unit, state)  # it was left out there
 
     def _finished(self, record: Record, kind: Literal["node_finished", "node_reused"]) -> None:
         unit, state = record.unit, self.states[record.unit.item]
@@ -132,9 +143,11 @@ class Settling:
         state = self.states[unit.item]
         state.errors[str(unit)] = error
         self.bus.emit("node_failed", item=unit.item, node=unit.node, child=unit.child, error=error)
-        for skipped in self.scheduler.fail(unit):
+        left_out = self.scheduler.fail(unit)
+        for skipped in first_rounds(left_out):
             state.errors[str(skipped)] = f"skipped: '{unit.node}' failed"
             self._tell_skipped(skipped, f"'{unit.node}' failed")
+        for skipped in left_out:
             self.node_done(state, skipped.node)
         self.node_done(state, unit.node)
 
@@ -148,8 +161,11 @@ class Settling:
             if self.scheduler.finish(unit):
                 self.node_done(state, unit.node)
             return
+        self._close(unit, state)
+
+    def _close(self, unit: Unit, state: ItemState) -> None:
         left_out = self.scheduler.skip(unit)
-        for other in left_out:
+        for other in first_rounds(left_out):
             state.skipped[str(other)] = why = f"hears nobody: '{unit.node}' was skipped"
             self._tell_skipped(other, why)
         for other in (unit, *left_out):
@@ -169,3 +185,8 @@ class Settling:
 
     def _tell_skipped(self, unit: Unit, reason: str) -> None:
         self.bus.emit("node_skipped", item=unit.item, node=unit.node, child=unit.child, because=reason)
+
+
+def first_rounds(units: Iterable[Unit]) -> list[Unit]:
+    """The units without those that are the same node in another round: of a thousand rounds one is told."""
+    return list({(unit.item, address(unit.node)): unit for unit in reversed(list(units))}.values())[::-1]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,6 +30,9 @@ class ItemState:
         skipped: units that were left out because the workflow says so, and why.
         failures: how often a unit has failed so far.
         answers: in a resumed run, what messages can be made from again (see `runtime.recall`).
+        ended: loops that have ended early, with the rounds they came through.
+        passed: nodes of rounds that were not needed any more, and the node of the last round that stands for them.
+        values: inputs and outputs of sub-workflows, once they are worked out.
         recalling: held while that is done: several threads may ask for the same message.
     """
 
@@ -45,6 +48,9 @@ class ItemState:
     failures: Counter[tuple[str, int | None]] = field(default_factory=Counter)
     open_nodes: set[str] = field(default_factory=set)
     answers: dict[str, dict[int, Answer]] = field(default_factory=dict)
+    ended: dict[str, int] = field(default_factory=dict)
+    passed: dict[str, str] = field(default_factory=dict)
+    values: dict[tuple[str, str, str], Any] = field(default_factory=dict)
     recalling: threading.Lock = field(default_factory=threading.Lock)
     _digests: dict[str, dict[int, str]] = field(default_factory=dict)
     _joint: dict[str, str] = field(default_factory=dict)
@@ -79,25 +85,23 @@ class ItemState:
         finally:
             self.recalling.release()
 
-    def template_context(self, names: Iterable[str] | None = None) -> dict[str, Any]:
-        """What templates see: `inputs`, and of every node `nodes.NAME.text` (children joined by lines) and `.texts`.
+    def said(self, node: str) -> Mapping[str, Any] | None:
+        """What templates see of a node: `text` (children joined by lines) and `texts`; None where it has not run.
 
-        `.value` and `.values` are what tools gave, as it is; the keys of a value that is a mapping can be had as
-        `nodes.NAME.key`.
-
-        Args:
-            names: the nodes to show, where they have results; by default all.
+        `value` and `values` are what tools gave, as it is; of a value that is a mapping, each key as well.
         """
-        nodes = {}
-        for node in self.results if names is None else names:
-            if node in self.results:
-                nodes[node] = _shown(self.in_order(node))
-        return {"inputs": self.inputs, "nodes": nodes}
+        if node not in self.results:
+            return None
+        results = self.in_order(node)
+        texts, values = [r.text for r in results], [r.shown for r in results]
+        value = values[0] if len(values) == 1 else values
+        keys = value if isinstance(value, dict) else {}
+        return {**keys, "text": "\n".join(texts), "texts": texts, "value": value, "values": values}
 
+    def rounds_of(self, loop: str) -> int | None:
+        """After how many rounds a loop has ended early; None where it has not."""
+        return self.ended.get(loop)
 
-def _shown(results: tuple[NodeResult, ...]) -> dict[str, Any]:
-    """A node as templates see it."""
-    texts, values = [r.text for r in results], [r.shown for r in results]
-    value = values[0] if len(values) == 1 else values
-    keys = value if isinstance(value, dict) else {}
-    return {**keys, "text": "\n".join(texts), "texts": texts, "value": value, "values": values}
+    def source(self, node: str) -> str:
+        """The node that stands for one: itself, or, where a loop ended before its round, that of the last round."""
+        return self.passed.get(node, node)

@@ -107,7 +107,7 @@ class Turns:
                 late = f"no whole answer within {plan.request.deadline:g} s"
                 outcomes.append(Outcome(unit, error=late, kind="timeout"))
                 continue
-            result, message = close_turn(unit.node, engine, plan, answer)
+            result, message = close_turn(self.binding.workflow.layout.local(unit.node), engine, plan, answer)
             if self.probe is not None:
                 self.probe(unit, engine, plan, answer)
             if self.binding.outgoing(unit.node):
@@ -169,7 +169,7 @@ class Turns:
         deliveries = [
             d
             for number, edge, channel in self.binding.incoming(unit.node)
-            for d in self._receive(unit, state, edge.sender, number, channel, task, again)
+            for d in self._receive(unit, state, state.source(edge.sender), number, channel, task, again)
         ]
         plan = plan_turn(
             engine,
@@ -211,7 +211,7 @@ class Turns:
         for child, message in sorted(messages.items()):
             known = state.payloads.get(sender, {}).get((number, child)) if channel.task_free else None
             kept = self._kept(unit, number, child) if again and known is None else known
-            payload, delivery = deliver(channel, message, task, kept)
+            payload, delivery = deliver(channel, message, task, kept, sender=sender)
             if channel.task_free:
                 state.payloads.setdefault(sender, {})[number, child] = payload
             if not again:

@@ -15,10 +15,15 @@ _BLOCK = 1024
 
 
 def build_graph(workflow: Workflow) -> nx.DiGraph[str]:
-    """Return the graph of a workflow: nodes in the order written, edges with their `channel`."""
+    """Return the graph of a workflow: nodes in the order written, edges with their `channel`.
+
+    Where a node only waits for another one, the edge has none.
+    """
     graph = graph_of(workflow.nodes, ((edge.sender, edge.receiver) for edge in workflow.edges))
     for edge in workflow.edges:
         graph.edges[edge.sender, edge.receiver]["channel"] = edge.channel
+    for name in workflow.nodes:
+        graph.add_edges_from((other, name) for other in workflow.waits_for(name) if other in graph)
     return graph
 
 

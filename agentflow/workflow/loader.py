@@ -4,18 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pydantic import ValidationError
-
 from agentflow.errors import WorkflowError
 from agentflow.workflow import library
-from agentflow.workflow.checks import Checks
+from agentflow.workflow.bodies import Bodies
+from agentflow.workflow.expand import Expansion
 from agentflow.workflow.graph import build_graph, sinks
-from agentflow.workflow.problems import described, fail, quoted, raise_problems, suggestion
-from agentflow.workflow.repair import repaired
+from agentflow.workflow.problems import quoted, raise_problems, suggestion
 from agentflow.workflow.schema import Workflow
-from agentflow.workflow.shapes import shape_problems
 from agentflow.workflow.source import Source, parse_yaml, read_yaml
-from agentflow.workflow.uses import AgentFiles
 
 
 def load_workflow(ref: str | Path) -> Workflow:
@@ -57,27 +53,12 @@ def _local() -> list[str]:
 
 
 def _build(source: Source, folder: Path) -> Workflow:
-    if not isinstance(source.value, dict):
-        what = f"a workflow is a mapping, not {described(source.value)}"
-        fail(source.location(()), what, "Start with `workflow: name`, then `agents:` and `nodes:`.")
-    if not {"workflow", "agents", "nodes"} & set(source.value) and {"model", "system"} & set(source.value):
-        fix = "A workflow names it: `agents: {name: {use: FILE}}`."
-        fail(source.location(()), "this is an agent file, not a workflow", fix)
-    files = AgentFiles(source, folder)
-    data, origins = files.merged()
-    problems = list(files.problems)
-    workflow: Workflow | None
-    try:
-        workflow = Workflow.model_validate(data).placed(origins)
-    except ValidationError as error:
-        errors = error.errors(include_url=False)
-        problems += shape_problems(errors, origins)
-        workflow = repaired(data, errors)
-    if workflow is not None:
-        problems += Checks(workflow, origins).problems()
-    if workflow is None or problems:
-        raise_problems(problems)
-    return _with_answer(workflow)
+    bodies = Bodies()
+    path = Path(source.file)
+    body = bodies.of(source, folder, (path.resolve(),))
+    if body is None or bodies.problems:
+        raise_problems(bodies.problems)
+    return _with_answer(Expansion(body).workflow())
 
 
 def _with_answer(workflow: Workflow) -> Workflow:

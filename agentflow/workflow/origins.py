@@ -55,10 +55,11 @@ class Origins:
                     return source, (*at, *path[2:])
             if path[2] == "model" and (shared := owner(line, ("defaults", "model"))).has(("defaults", "model")):
                 return shared, ("defaults", *path[2:])
-        if path[:1] == ("edges",) and path[2:3] == ("channel",) and not own.has(path[:3]):
+        if "channel" in path[2:]:
+            end = path.index("channel", 2) + 1
             shared = owner(line, ("defaults", "channel"))
-            if shared.has(("defaults", "channel")):
-                return shared, ("defaults", "channel", *path[3:])
+            if path[end - 3] == "edges" and not own.has(path[:end]) and shared.has(("defaults", "channel")):
+                return shared, ("defaults", "channel", *path[end:])
         return own, path
 
     def location(self, path: KeyPath, key: bool = False) -> Location:

@@ -25,7 +25,7 @@ _KINDS_SCHEMA = {"anyOf": [_KIND_SCHEMA, {"type": "array", "minItems": 1, "items
 _OVER_SCHEMA = {"anyOf": [{"type": "string", "pattern": r"\S"}, {"type": "array"}]}
 
 # Names a template already knows, or that its language has taken.
-_KNOWN = ("inputs", "nodes", "index", "loop", "range", "dict", "namespace", "self", "caller")
+_KNOWN = ("inputs", "nodes", "index", "round", "rounds", "loop", "range", "dict", "namespace", "self", "caller")
 _SYNTAX = ("true", "false", "none", "set", "macro", "call", "filter", "block", "include", "extends")
 RESERVED = frozenset([*_KNOWN, *_SYNTAX, "varargs", "kwargs", *keyword.kwlist])
 
@@ -86,6 +86,7 @@ class MapSpec(StrictModel):
 
     over: Annotated[str | list[Any], BeforeValidator(_over), WithJsonSchema(_OVER_SCHEMA)]
     item: Annotated[Name, AfterValidator(_item_name)] = Field(default="item", alias="as")
+    max_concurrency: int | None = Field(default=None, ge=1)
 
 
 class RetrySpec(StrictModel):
@@ -201,12 +202,16 @@ class ChannelSpec(StrictModel):
 
 
 class Edge(StrictModel):
-    """A message from one node to another, and the channel it travels on; a `fixed` one is never put on another."""
+    """A message from one node to another, and the channel it travels on; a `fixed` one is never put on another.
+
+    A node in a loop or a sub-workflow is named from outside as `loop.node`.
+    """
 
     sender: str = Field(alias="from")
     receiver: str = Field(alias="to")
     channel: ChannelSpec
     fixed: bool = False
+    rounds: Literal["each", "first"] = "each"
 
 
 class TaskSpec(StrictModel):

@@ -41,13 +41,18 @@ class TemplateError(UserError):
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """A use of `root.name` (or of `root` alone): the `occurrence`-th of what is `written` in the tags."""
+    """A use of `root.name` (or of `root` alone): the `occurrence`-th of what is `written` in the tags.
+
+    Attributes:
+        inner: what it takes of that, as in `root.name.inner`; None where it takes all.
+    """
 
     root: str
     name: str | None
     line: int
     written: str
     occurrence: int
+    inner: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,15 +87,31 @@ def names(template: str) -> set[tuple[str, str]]:
     return {(ref.root, ref.name) for ref in references(template).members if ref.name is not None}
 
 
-def mentioned(template: str, root: str, *, is_expression: bool = False) -> frozenset[str] | None:
-    """Return the NAMEs of all `root.NAME` in a template; None when it also looks at `root` as a whole.
+def used(template: str, root: str, *, is_expression: bool = False) -> dict[str, set[str] | None] | None:
+    """Return the NAMEs of all `root.NAME` in a template, and of each the names it takes of it, None for all.
 
-    Raises `TemplateError` when it can't be read.
+    The whole is None when the template also looks at `root` itself. Raises `TemplateError` when it can't be read.
     """
     found = (expression_references if is_expression else references)(template)
-    members = [ref.name for ref in found.members if ref.root == root and ref.name is not None]
-    uses = sum(ref.root == root for ref in found.names)
-    return frozenset(members) if uses == len(members) else None
+    members = [ref for ref in found.members if ref.root == root]
+    if sum(ref.root == root for ref in found.names) > len(members):
+        return None
+    uses: dict[str, set[str] | None] = {}
+    for ref in members:
+        if ref.name is None:
+            continue
+        known = uses.setdefault(ref.name, set())
+        if ref.inner is None or known is None:
+            uses[ref.name] = None
+        else:
+            known.add(ref.inner)
+    return uses
+
+
+def mentions(template: str, name: str, *, is_expression: bool = False) -> bool:
+    """Whether a template uses a name that it does not define itself. Raises `TemplateError`."""
+    found = (expression_references if is_expression else references)(template)
+    return any(ref.root == name for ref in found.names)
 
 
 def parsed(template: str) -> nodes.Template:
@@ -135,7 +156,9 @@ def _references(tree: nodes.Template) -> References:
     found: list[tuple[str, int]] = []
     stored: set[str] = set()
     seen: Counter[str] = Counter()
-    for node in tree.find_all((nodes.Name, nodes.Getattr, nodes.Getitem)):
+    uses = list(tree.find_all((nodes.Name, nodes.Getattr, nodes.Getitem)))
+    looked_into = {id(n.node): _constant(n) for n in uses if isinstance(n, nodes.Getattr | nodes.Getitem)}
+    for node in uses:
         if isinstance(node, nodes.Name):
             if node.ctx == "load":
                 found.append((node.name, node.lineno))
@@ -144,7 +167,7 @@ def _references(tree: nodes.Template) -> References:
         elif isinstance(node, nodes.Getattr | nodes.Getitem) and (member := _member(node)):
             root, name = member
             written = f"{root}.{name}" if isinstance(node, nodes.Getattr) else name
-            members.append(Reference(root, name, node.lineno, written, seen[written]))
+            members.append(Reference(root, name, node.lineno, written, seen[written], looked_into.get(id(node))))
             seen[written] += 1
     free = meta.find_undeclared_variables(tree) if stored else {name for name, _ in found}
     free -= {node.name for node in tree.find_all(nodes.Macro)}  # inside itself a macro counts as undeclared there
@@ -159,11 +182,15 @@ def _references(tree: nodes.Template) -> References:
 def _member(node: nodes.Getattr | nodes.Getitem) -> tuple[str, str] | None:
     if not isinstance(node.node, nodes.Name) or node.node.name not in ROOTS:
         return None
+    name = _constant(node)
+    return (node.node.name, name) if name is not None else None
+
+
+def _constant(node: nodes.Getattr | nodes.Getitem) -> str | None:
+    """Return the name that is looked up in something, where it is written out."""
     if isinstance(node, nodes.Getattr):
-        return node.node.name, node.attr
-    if isinstance(node.arg, nodes.Const) and isinstance(node.arg.value, str):
-        return node.node.name, node.arg.value
-    return None
+        return node.attr
+    return node.arg.value if isinstance(node.arg, nodes.Const) and isinstance(node.arg.value, str) else None
 
 
 def _check(tree: nodes.Template) -> None:

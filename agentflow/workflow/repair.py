@@ -10,8 +10,9 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from agentflow.workflow.fields import Generation
-from agentflow.workflow.schema import Workflow
-from agentflow.workflow.shapes import likely_key, untagged
+from agentflow.workflow.groups import untagged
+from agentflow.workflow.shapes import likely_key
+from agentflow.workflow.written import WorkflowFile
 
 _LOOSE = frozenset([*Generation.model_fields, "role", "system", "description"])
 # With more mistakes than this, nobody misses those of a second look.
@@ -20,7 +21,7 @@ MOST_REPAIRS = 200
 _STAND_INS: dict[str, Any] = {"inputs": "string", "outputs": ""}
 
 
-def repaired(data: dict[Any, Any], errors: Iterable[ErrorDetails]) -> Workflow | None:
+def repaired(data: dict[Any, Any], errors: Iterable[ErrorDetails]) -> WorkflowFile | None:
     """Return the workflow without its misshapen settings, or None when the mistakes go deeper.
 
     Unknown keys are taken for what they were meant to be, or left out; wrong values that nothing else depends
@@ -49,7 +50,7 @@ def repaired(data: dict[Any, Any], errors: Iterable[ErrorDetails]) -> Workflow |
         else:
             return None
     try:
-        return Workflow.model_validate(draft)
+        return WorkflowFile.model_validate(draft)
     except ValidationError:
         return None
 

@@ -2,97 +2,70 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping
-from typing import Annotated, Any, Self
+from collections.abc import Iterable
+from typing import Any, Self
 
-from pydantic import AfterValidator, Field, PrivateAttr, WithJsonSchema, model_validator
+from pydantic import PrivateAttr
 
-from agentflow.workflow.fields import Generation, Name, StrictModel, mistake
+from agentflow.workflow.fields import Generation
+from agentflow.workflow.frames import address
+from agentflow.workflow.layout import Layout
 from agentflow.workflow.location import KeyPath, Location
-from agentflow.workflow.origins import Origins
-from agentflow.workflow.parts import (
-    TOOL_TAG,
-    Agent,
-    AnyNode,
-    ChannelSpec,
-    Defaults,
-    Edge,
-    InputSpec,
-    Node,
-    TaskSpec,
-    ToolNode,
-    kind_of_node,
-)
-from agentflow.workflow.problems import Problem, quoted
+from agentflow.workflow.parts import AnyNode, ChannelSpec, Node, ToolNode
+from agentflow.workflow.problems import Problem
 from agentflow.workflow.source import Source
-
-DEFAULT_CHANNEL = "text"
-
-
-def _workflow_name(value: str) -> str:
-    if re.fullmatch(r"[A-Za-z][A-Za-z0-9_-]*", value):
-        return value
-    raise mistake(
-        f"{quoted(value)} is not a valid name of a workflow",
-        "Use letters, digits, '_' and '-', and start with a letter.",
-    )
+from agentflow.workflow.written import Sections
 
 
-def _at_least_one(nodes: dict[str, AnyNode]) -> dict[str, AnyNode]:
-    if nodes:
-        return nodes
-    raise mistake("a workflow needs at least one node")
-
-
-class Workflow(StrictModel):
-    """A whole workflow file, with agent files read and defaults filled in.
+class Workflow(Sections[AnyNode]):
+    """A workflow as it runs: loops and sub-workflows are unfolded into plain nodes.
 
     Load one with `load_workflow`; its checks (unknown names, cycles, templates) are not repeated here.
     """
 
-    name: Annotated[
-        str,
-        AfterValidator(_workflow_name),
-        WithJsonSchema({"type": "string", "pattern": "^[A-Za-z][A-Za-z0-9_-]*$"}),
-    ] = Field(alias="workflow")
-    description: str = ""
-    inputs: dict[Name, InputSpec] = Field(default_factory=dict)
-    defaults: Defaults = Field(default_factory=Defaults)
-    agents: dict[Name, Agent]
-    nodes: Annotated[dict[Name, AnyNode], AfterValidator(_at_least_one)]
-    edges: tuple[Edge, ...] = ()
-    outputs: dict[Name, str] = Field(default_factory=dict)
-    task: TaskSpec | None = None
+    _layout: Layout | None = PrivateAttr(default=None)
 
-    _origins: Origins | None = PrivateAttr(default=None)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _fill_in_defaults(cls, data: Any) -> Any:
-        return with_defaults(data) if isinstance(data, dict) else data
+    @property
+    def layout(self) -> Layout:
+        """How it was unfolded. Raises `ValueError` for one that no file was read for."""
+        if self._layout is None:
+            raise ValueError("this workflow was not loaded from a file or a text")
+        return self._layout
 
     @property
     def file(self) -> str:
         """The file it was read from, or "<workflow>"."""
-        return self._origins.main.file if self._origins else "<workflow>"
+        return self._layout.origins.main.file if self._layout else "<workflow>"
 
     @property
     def sources(self) -> tuple[Source, ...]:
         """Every file that was read for it, its own first."""
-        return self._origins.sources if self._origins else ()
+        return self._layout.sources if self._layout else ()
 
     def location(self, path: KeyPath, key: bool = False) -> Location:
-        """Return where a value was written (or its key), following agent files and defaults."""
-        if self._origins is None:
+        """Return where a value was written (or its key), following loops, other files and defaults."""
+        if self._layout is None:
             return Location(self.file, 1, 1)
-        return self._origins.location(path, key)
+        origins, written = self._layout.written(path)
+        return origins.location(written, key)
 
     def problem(self, path: KeyPath, what: str, fix: str = "", key: bool = False) -> Problem:
         """Return a problem at that place; raise several together with `raise_problems`."""
-        if self._origins is None:
+        if self._layout is None:
             return Problem(self.location(path), path, what, fix)
-        return self._origins.problem(path, what, fix, key)
+        origins, written = self._layout.written(path)
+        return origins.problem(written, what, fix, key)
+
+    def waits_for(self, node: str) -> Iterable[str]:
+        """Return nodes that end before a node begins, though they send it nothing: those of the round before."""
+        return self._layout.after.get(node, ()) if self._layout else ()
+
+    def members(self, name: str) -> list[str]:
+        """Return the nodes that a name means: one, or all of a loop, a sub-workflow, or a node in all rounds."""
+        if name in self.nodes:
+            return [name]
+        below = f"{name}."
+        return [node for node in self.nodes if (written := address(node)) == name or written.startswith(below)]
 
     def effective(self, node: str) -> Generation:
         """Return how an agent's node generates: its own settings over its agent's over the defaults."""
@@ -116,52 +89,7 @@ class Workflow(StrictModel):
         edges = tuple(edge if edge.fixed else edge.model_copy(update={"channel": channel}) for edge in self.edges)
         return self.model_copy(update={"edges": edges})
 
-    def placed(self, origins: Origins) -> Self:
+    def laid_out(self, layout: Layout) -> Self:
         """Remember where everything was written (used by the loader)."""
-        self._origins = origins
+        self._layout = layout
         return self
-
-
-def with_defaults(data: Mapping[Any, Any]) -> dict[Any, Any]:
-    """Return the raw mapping with `defaults.model` and `defaults.channel` written where they are missing.
-
-    An edge at whose end a tool stands is fixed, and text where nothing else is written: there is no other cache.
-    """
-    filled = dict(data)
-    found = data.get("defaults")
-    defaults: Mapping[Any, Any] = found if isinstance(found, dict) else {}
-    agents, edges, model = data.get("agents"), data.get("edges"), defaults.get("model")
-    if isinstance(agents, dict) and model is not None:
-        filled["agents"] = {name: _with(agent, "model", model) for name, agent in agents.items()}
-    if edges is None:
-        filled.pop("edges", None)
-    elif isinstance(edges, list | tuple):
-        channel, tools = defaults.get("channel") or DEFAULT_CHANNEL, _tool_nodes(data.get("nodes"))
-        fixed = (_fixed(edge) if _touches(edge, tools) else edge for edge in edges)
-        filled["edges"] = tuple(_with(edge, "channel", channel) for edge in fixed)
-    for section in ("inputs", "outputs", "defaults", "task"):
-        if filled.get(section, ...) is None:
-            del filled[section]  # `inputs:` with nothing below it means none
-    return filled
-
-
-def _with(entry: Any, key: str, value: Any) -> Any:
-    if isinstance(entry, dict) and entry.get(key) is None:
-        return {**entry, key: value}
-    return entry
-
-
-def _tool_nodes(nodes: Any) -> set[str]:
-    if not isinstance(nodes, dict):
-        return set()
-    return {name for name, node in nodes.items() if kind_of_node(node) == TOOL_TAG}
-
-
-def _touches(edge: Any, names: set[str]) -> bool:
-    if not isinstance(edge, dict):
-        return False
-    return any(isinstance(end := edge.get(key), str) and end in names for key in ("from", "to"))
-
-
-def _fixed(edge: Any) -> Any:
-    return _with({**edge, "fixed": True}, "channel", DEFAULT_CHANNEL)

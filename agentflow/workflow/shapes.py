@@ -10,6 +10,7 @@ from pydantic_core import ErrorDetails
 
 from agentflow.errors import did_you_mean
 from agentflow.workflow.fields import NAME_RULE, OWN_ERROR
+from agentflow.workflow.groups import LOOP_TAG, SUB_TAG, Loop, LoopSpec, SubWorkflow, untagged
 from agentflow.workflow.location import KeyPath
 from agentflow.workflow.origins import Origins
 from agentflow.workflow.parts import (
@@ -27,21 +28,27 @@ from agentflow.workflow.parts import (
 )
 from agentflow.workflow.problems import Problem, described, quoted
 from agentflow.workflow.scalars import plain
-from agentflow.workflow.schema import Workflow
+from agentflow.workflow.written import WorkflowFile
 
 _ANY = "*"
 # Finding the closest of many names takes time; nobody reads more than twenty problems.
 _MOST_ADVICE = 50
 _MODELS: dict[KeyPath, type[BaseModel]] = {
-    (): Workflow,
+    (): WorkflowFile,
     ("inputs", _ANY): InputSpec,
     ("defaults",): Defaults,
     ("agents", _ANY): Agent,
-    ("nodes", _ANY): Node,
+    ("nodes", _ANY, AGENT_TAG): Node,
+    ("nodes", _ANY, AGENT_TAG, "map"): MapSpec,
+    ("nodes", _ANY, AGENT_TAG, "retry"): RetrySpec,
+    ("nodes", _ANY, AGENT_TAG, "on_error"): OnError,
     ("nodes", _ANY, TOOL_TAG): ToolNode,
-    ("nodes", _ANY, "map"): MapSpec,
-    ("nodes", _ANY, "retry"): RetrySpec,
-    ("nodes", _ANY, "on_error"): OnError,
+    ("nodes", _ANY, TOOL_TAG, "map"): MapSpec,
+    ("nodes", _ANY, TOOL_TAG, "retry"): RetrySpec,
+    ("nodes", _ANY, TOOL_TAG, "on_error"): OnError,
+    ("nodes", _ANY, LOOP_TAG): Loop,
+    ("nodes", _ANY, LOOP_TAG, "loop"): LoopSpec,
+    ("nodes", _ANY, SUB_TAG): SubWorkflow,
     ("edges", _ANY): Edge,
 }
 
@@ -66,17 +73,18 @@ _HINTS: dict[KeyPath, str] = {
     ("edges",): "Write `edges: [{from: a, to: b}]`.",
     ("inputs", _ANY): "Write its type, such as `question: string`.",
     ("agents", _ANY): "Write `{use: agents/reader.yaml}` or `{model: ..., system: ...}`.",
-    ("nodes", _ANY): "Write `{agent: ..., prompt: ...}`.",
+    ("nodes", _ANY, AGENT_TAG): "Write `{agent: ..., prompt: ...}`.",
+    ("nodes", _ANY, LOOP_TAG, "loop"): "Write `loop: {max: 5, until: ..., nodes: ..., edges: ...}`.",
+    ("nodes", _ANY, SUB_TAG, "inputs"): 'Write `inputs: {question: "{{ inputs.question }}"}`.',
     ("edges", _ANY): "Write `{from: a, to: b}`.",
-    ("nodes", _ANY, "map"): "Write `map: {over: inputs.name, as: item}`.",
-    ("nodes", _ANY, "retry"): "Write `retry: 2` or `retry: {count: 2, wait: 1}`.",
+    ("nodes", _ANY, AGENT_TAG, "retry"): "Write `retry: 2` or `retry: {count: 2, wait: 1}`.",
+    ("nodes", _ANY, AGENT_TAG, "map"): "Write `map: {over: inputs.name, as: item}`.",
 }
-
 # Keys that a part may have beside those of its model.
-_ELSEWHERE: dict[type[BaseModel], tuple[str, ...]] = {
-    Workflow: ("extends",),
+_MORE_KEYS: dict[type[BaseModel], tuple[str, ...]] = {
+    WorkflowFile: ("extends",),
     Agent: ("use", "extends"),
-    Node: ("tool",),
+    Node: ("tool", "loop", "workflow"),
 }
 
 
@@ -107,19 +115,15 @@ def allowed_keys(path: KeyPath) -> list[str]:
     keys = [info.alias or name for name, info in model.model_fields.items()]
     if model is OnError:
         return ["fallback"]  # what the short forms stand for is not written
-    return [*keys, *_ELSEWHERE.get(model, ())]
-
-
-def untagged(path: KeyPath) -> KeyPath:
-    """Return where an error stands in the file: pydantic puts a node's kind behind its name."""
-    return (*path[:2], *path[3:]) if path[:1] == ("nodes",) and path[2:3] in ((AGENT_TAG,), (TOOL_TAG,)) else path
+    return [*keys, *_MORE_KEYS.get(model, ())]
 
 
 def _shape(path: KeyPath) -> KeyPath:
-    is_tool = path[:1] == ("nodes",) and path[2:] == (TOOL_TAG,)
-    kept = path if is_tool else untagged(path)
-    is_entry = len(kept) > 1 and kept[0] in ("inputs", "agents", "nodes", "edges")
-    return (kept[0], _ANY, *kept[2:]) if is_entry else kept
+    """Return a place without its names, and without the loops around it."""
+    while path[2:4] == (LOOP_TAG, "loop") and path[4:5] in (("nodes",), ("edges",)):
+        path = path[4:]
+    is_entry = len(path) > 1 and path[0] in ("inputs", "agents", "nodes", "edges")
+    return (path[0], _ANY, *path[2:]) if is_entry else path
 
 
 def _problem(error: ErrorDetails, origins: Origins, advise: bool = True) -> Problem:
