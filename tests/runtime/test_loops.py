@@ -12,8 +12,10 @@ from agentflow.channels.text import TextChannel
 from agentflow.errors import UserError
 from agentflow.models.pool import EnginePool
 from agentflow.runtime.binding import bind
+from agentflow.runtime.kept import read_results
 from agentflow.runtime.options import RunOptions
 from agentflow.runtime.orchestrator import Orchestrator
+from agentflow.runtime.rehearsal import rehearse
 from agentflow.runtime.runs import RunStore
 from tests.tiny import make_engine, tiny_model
 
@@ -40,6 +42,10 @@ edges:
   - {from: act.actor, to: sum, channel: OUT}
 outputs: {sum: "{{ nodes.sum.text }}", rounds: "{{ nodes.act.rounds | length }}"}
 """
+
+
+def loop(own, out="cache"):
+    return LOOP.replace("OWN", own).replace("OUT", out)
 
 
 def fresh():
@@ -226,21 +232,35 @@ def test_until_a_node_in_a_loop_runs_what_leads_to_it(run):
 
 
 @pytest.mark.parametrize("own", ["cache", "text", "{name: latent_briefing, least: 8}"])
-def test_a_loop_resumes_in_the_middle_to_the_same_end(run, tmp_path, own):
+def test_a_loop_resumes_in_the_middle_to_the_same_end(run, flow, tmp_path, own):
     inputs = {"most": 3, "go": True}
     whole, _ = run(own=own, inputs=inputs, store=RunStore.create(tmp_path, "loop", {}))
     (folder,) = tmp_path.iterdir()
-    paths = sorted((folder / "results").rglob("*.json"))
-    wanted = {path: json.loads(path.read_text())["answer"] for path in paths}
-    assert len(paths) == 8
-    for gone in (["sum"], ["act[2].actor", "sum"], ["act[1].actor", "act[2].think", "act[2].actor", "sum"]):
-        for name in gone:
-            (folder / "results" / "x" / f"{name}.json").unlink()
+    log = folder / "results.jsonl"
+    wanted = {unit: record.answer for unit, record in read_results(folder).items()}
+    assert len(wanted) == 8
+    for gone in (["sum"], ["act[2]/actor", "sum"], ["act[1]/actor", "act[2]/think", "act[2]/actor", "sum"]):
+        kept = [line for line in log.read_text().splitlines() if json.loads(line)["node"] not in gone]
+        log.write_text("".join(f"{line}\n" for line in kept))
+        told = rehearse(bind(flow(loop(own))), [("x", inputs)], seed=0, stored=read_results(folder))
+        assert [f.unit.node for f in told if f.verdict == "runs"][:1] == gone[:1]
+        assert {f.unit.node for f in told if f.verdict == "done"} <= {unit.node for unit in wanted} - set(gone)
         again, events = run(own=own, inputs=inputs, store=RunStore.open(folder))
-        ran = [e.node.replace("/", ".") for e in events if e.kind == "node_finished"]
-        assert ran == gone
+        assert [e.node for e in events if e.kind == "node_finished"] == gone
         assert again.outputs == whole.outputs
-        assert {path: json.loads(path.read_text())["answer"] for path in paths} == wanted
+        assert {unit: record.answer for unit, record in read_results(folder).items()} == wanted
+
+
+def test_a_dry_run_tells_of_the_rounds_that_are_known_and_what_decides_on_the_others(flow):
+    told = rehearse(bind(flow(loop("cache"))), [("x", {"most": 2, "go": True})], seed=0)
+    verdicts = {f.unit.node: (f.verdict, f.because) for f in told}
+    assert verdicts["act[0]/actor"][0] == "runs"
+    assert verdicts["act[1]/think"][0] == "runs"  # `until` looks at no node
+    assert "act[2]/think" not in verdicts
+    decided = loop("cache").replace("round + 1 == inputs.most", "nodes.actor.text == 'stop'")
+    told = rehearse(bind(flow(decided)), [("x", {"most": 2, "go": True})], seed=0)
+    verdicts = {f.unit.node: (f.verdict, f.because) for f in told}
+    assert verdicts["act[1]/think"] == ("depends", "until: nodes.actor.text == 'stop'; 'act[0]/actor' decides")
 
 
 def test_loops_in_loops_and_sub_workflows_run(run, tmp_path, monkeypatch):
