@@ -15,13 +15,17 @@ from agentflow.errors import UserError
 
 FILES = ("workflow.yaml", "agents/reader.yaml", "README.md")
 DATA = "facts.json"
+SCHEMAS = ("workflow", "agent")
+"""What editors check the files by; each names its own in its first line."""
 
 
 @click.command("init")
 @click.argument("folder", metavar="DIR", type=FILE)
 @json_option
 def command(folder: Path, as_json: bool) -> None:
-    """Write a small project that runs into DIR: a workflow, an agent, data and a README. Nothing is overwritten.
+    """Write a small project that runs into DIR: a workflow, an agent, data, a README, and schemas for editors.
+
+    Nothing is overwritten.
 
     \b
     agentflow init lockers
@@ -32,6 +36,7 @@ def command(folder: Path, as_json: bool) -> None:
     try:
         written = [_write(folder / name, _shipped(name)) for name in FILES]
         written.append(_write(folder / DATA, _facts()))
+        written += [_write(folder / "schema" / f"{kind}.schema.json", _schema(kind)) for kind in SCHEMAS]
     except OSError as error:
         raise UserError(f"The project can't be written: {error.strerror}.", where=str(folder)) from None
     if as_json:
@@ -52,6 +57,12 @@ def _write(path: Path, text: str) -> Path:
 
 def _shipped(name: str) -> str:
     return files("agentflow.cli").joinpath("project", name).read_text(encoding="utf-8")
+
+
+def _schema(kind: str) -> str:
+    from agentflow.runtime.editor_schema import editor_schema
+
+    return json.dumps(editor_schema(kind), indent=1, ensure_ascii=False) + "\n"
 
 
 def _facts() -> str:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
 
 import pytest
+from jsonschema import Draft7Validator
 
+from agentflow.workflow import read_yaml
 from tests.cli.conftest import files_below
 
 COMMAND = re.compile(r"^\$ agentflow (.+)$", re.MULTILINE)
@@ -72,7 +75,18 @@ def test_nothing_is_overwritten(cli, place):
 def test_an_empty_folder_is_filled(cli, place):
     (place / "new").mkdir()
     found = cli("init", "new", "--json").json["written"]
-    assert {f"new/{name}" for name in ("workflow.yaml", "agents/reader.yaml", "README.md", "facts.json")} == set(found)
+    names = ("workflow.yaml", "agents/reader.yaml", "README.md", "facts.json")
+    schemas = ("schema/workflow.schema.json", "schema/agent.schema.json")
+    assert {f"new/{name}" for name in (*names, *schemas)} == set(found)
+
+
+def test_every_file_names_the_schema_that_accepts_it(cli, place):
+    cli("init", "new")
+    for path in (place / "new").rglob("*.yaml"):
+        named = re.match(r"# yaml-language-server: \$schema=(\S+)\n", path.read_text())
+        assert named, path
+        schema = json.loads((path.parent / named[1]).read_text())
+        assert list(Draft7Validator(schema).iter_errors(read_yaml(path).value)) == []
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
