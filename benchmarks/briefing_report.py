@@ -18,7 +18,15 @@ from agentflow.evaluation.rows import Row
 from agentflow.evaluation.statistics import mean_interval, paired_difference
 
 OURS = "latent_briefing"
-KINDS = (OURS, f"{OURS}, no refit", "gaps kept, β too", "published scoring", "blind to the task", "random positions", "retrieval")
+KINDS = (
+    OURS,
+    f"{OURS}, no refit",
+    "gaps kept, β too",
+    "published scoring",
+    "blind to the task",
+    "random positions",
+    "retrieval",
+)
 Rows = dict[str, dict[str, Row]]
 
 

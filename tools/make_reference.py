@@ -69,6 +69,12 @@ MEANINGS: dict[tuple[str, str], str] = {
         "Node",
         "choose",
     ): "an expression that gives a list of answers: the likeliest is taken (with `temperature`, one is drawn)",
+    (
+        "Node",
+        "output",
+    ): "the answer must be JSON; `nodes.NAME.value` is what it holds, and `nodes.NAME.key` a key of it",
+    ("OutputSpec", "schema"): "a JSON Schema of draft 2020-12, without references out of it",
+    ("OutputSpec", "attempts"): "how often it is asked for, each time with what was wrong; then it is an error",
     ("ToolNode", "tool"): "a registered tool, or a function of the file that `--tools` names",
     ("ToolNode", "with"): "its arguments by name: templates, or values that may hold templates",
     ("ToolNode", "timeout"): "seconds after which a call is given up, which is an error",
@@ -85,7 +91,7 @@ MEANINGS: dict[tuple[str, str], str] = {
     (
         "RetrySpec",
         "on",
-    ): "kinds of errors: `timeout`, `model`, `channel`, `template`, `tool`, `memory`, `other`; one or a list",
+    ): "kinds of errors: `timeout`, `model`, `channel`, `template`, `tool`, `output`, `memory`, `other`; one or a list",
     ("OnError", "fallback"): "a template of what stands for the answer, in templates and messages",
     ("Step", "description"): "a line for people",
     ("MapSpec", "over"): "an expression that gives a list, such as `inputs.questions`, or the list itself",
@@ -165,6 +171,12 @@ SECTIONS: tuple[tuple[str, type[BaseModel], str], ...] = (
         parts.Node,
         "A node is an agent with a prompt, a tool, a loop, or another workflow. The generation settings below may "
         "stand here as well.",
+    ),
+    (
+        "`nodes.NAME.output`",
+        parts.OutputSpec,
+        "The whole answer, or the first fenced block in it, is read as JSON. Receivers are sent the answer that fits; "
+        "tries before it are counted and not sent.",
     ),
     (
         "`nodes.NAME` with a tool",

@@ -156,7 +156,7 @@ class Engine:
 
         The answers are rows of one batch (several, where memory asks for that) that share the prefix.
         """
-        requests = [Request((token_id, *answer), prefix) for answer in answers]
+        requests = [Request((token_id, *answer), prefix, max_new_tokens=0) for answer in answers]
         for request in requests:
             self.check(request)
         most = max(1, LOGITS // (self.vocabulary * max(len(r.token_ids) for r in requests)))

@@ -21,7 +21,7 @@ from agentflow.workflow.fields import Generation
 from agentflow.workflow.graph import ancestors, build_graph
 from agentflow.workflow.location import KeyPath
 from agentflow.workflow.meaning import Meaning
-from agentflow.workflow.parts import ToolNode
+from agentflow.workflow.parts import OutputSpec, ToolNode
 from agentflow.workflow.templates import TemplateError, evaluate, render, render_value
 
 
@@ -32,6 +32,7 @@ class Question:
     Attributes:
         seed: the unit's own, derived from the run's.
         choices: the answers it may give; None where it is free.
+        output: what JSON its answer must be; None where it is free.
     """
 
     system: str
@@ -39,6 +40,7 @@ class Question:
     settings: Generation
     seed: int
     choices: tuple[str, ...] | None = None
+    output: OutputSpec | None = None
 
 
 @dataclass(frozen=True)
@@ -71,7 +73,7 @@ class Questions:
         prompt = self._rendered(unit, state, node.prompt, ("prompt",))
         choices = None if node.choose is None else self._choices(unit, state, node.choose)
         settings = workflow.effective(unit.node)
-        return Question(workflow.agents[node.agent].system, prompt, settings, self.seed(unit), choices)
+        return Question(workflow.agents[node.agent].system, prompt, settings, self.seed(unit), choices, node.output)
 
     def call(self, unit: Unit, state: ItemState) -> Call:
         """Render what a tool's unit is called with. Raises `TemplateError`."""
@@ -185,8 +187,10 @@ class Questions:
             for sender in (state.source(edge.sender),)
         ]
         choices = {} if question.choices is None else {"choices": _digest(question.choices)}
+        output = {} if question.output is None else {"output": _digest(question.output.model_dump(mode="json"))}
         return {
             **choices,
+            **output,
             "prompt": _digest(question.prompt),
             "instructions": _digest(question.system),
             "settings": _digest(question.settings.settings),

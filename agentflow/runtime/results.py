@@ -43,7 +43,7 @@ class NodeResult:
         prefilled: tokens computed for its prompt; `reused` stood in a cache already.
         first_token_seconds: from the start of the hand-over to the first token: encode, inject, prefill.
         seconds: the same to the last token.
-        value: what a tool gave, as plain JSON values.
+        value: what a tool gave, or what an answer with a schema is, as plain JSON values.
     """
 
     text: str
@@ -69,7 +69,7 @@ class NodeResult:
     @property
     def shown(self) -> Any:
         """What templates call its value."""
-        return self.value if self.finish == "tool" else self.text
+        return self.text if self.value is None and self.finish != "tool" else self.value
 
     @property
     def all_prefilled(self) -> int:

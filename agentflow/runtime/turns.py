@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from agentflow.models.engine import Engine
 from agentflow.models.pool import EnginePool
 from agentflow.models.requests import Generation
 from agentflow.runtime.agent import Delivery, Turnplan, close_turn, deliver, plan_turn
+from agentflow.runtime.asking import ask
 from agentflow.runtime.binding import Binding
 from agentflow.runtime.events import Bus
 from agentflow.runtime.failures import kind_of
@@ -95,11 +96,13 @@ class Turns:
         outcomes = [made for made in ready if isinstance(made, Outcome)]
         plans = [(*of, made) for of, made in zip(units, ready, strict=True) if isinstance(made, Turnplan)]
         try:
-            answers = self._answers(engine, [plan for _, _, plan in plans])
+            outputs = [self.binding.workflow.agent_node(unit.node).output for unit, _, _ in plans]
+            said = ask(engine, [plan for _, _, plan in plans], outputs, partial(self._answers, engine))
         except Exception as error:
             log.exception("a batch of %d units failed", len(plans))
             return [*outcomes, *(_broken(unit, error) for unit, _, _ in plans)]
-        for (unit, state, plan), answer in zip(plans, answers, strict=True):
+        for (unit, state, plan), one in zip(plans, said, strict=True):
+            answer = one.answer
             if answer.finish == "cancelled":
                 outcomes.append(Outcome(unit, error="cancelled"))
                 continue
@@ -107,7 +110,11 @@ class Turns:
                 late = f"no whole answer within {plan.request.deadline:g} s"
                 outcomes.append(Outcome(unit, error=late, kind="timeout"))
                 continue
+            if one.error:
+                outcomes.append(Outcome(unit, error=f"no answer that fits its schema: {one.error}", kind="output"))
+                continue
             result, message = close_turn(self.binding.workflow.layout.local(unit.node), engine, plan, answer)
+            result = replace(result, generated=one.generated, value=one.value)
             if self.probe is not None:
                 self.probe(unit, engine, plan, answer)
             if self.binding.outgoing(unit.node):
@@ -191,8 +198,8 @@ class Turns:
         return engine, self._plan(engine, unit, state, again=True)
 
     def _keeps_cache(self, node: str) -> bool:
-        """Whether somebody stands on this node's cache: a receiver, the next run (memo), or the probe."""
-        if self.memo is not None or self.probe is not None:
+        """Whether somebody stands on this node's cache: a receiver, the next run (memo), the probe, or a second try."""
+        if self.memo is not None or self.probe is not None or self.binding.workflow.agent_node(node).output is not None:
             return True
         return any(channel.needs_cache for _, _, channel in self.binding.outgoing(node))
 

@@ -13,6 +13,7 @@ from agentflow.workflow.graph import build_graph, cycles, graph_of, sinks
 from agentflow.workflow.groups import Loop, SubWorkflow
 from agentflow.workflow.inputs import WORDS, fits
 from agentflow.workflow.location import KeyPath
+from agentflow.workflow.outputs import schema_mistakes
 from agentflow.workflow.parts import Edge, Node
 from agentflow.workflow.problems import Problem, described, quoted, suggestion
 from agentflow.workflow.prompts import PromptChecks
@@ -38,7 +39,7 @@ class Checks:
         for scope in self._body.scopes():
             wrong = list(self._edges(scope))
             is_sound &= all(self._is_sound(scope, edge) for edge in scope.edges)
-            found += [*self._agents(scope), *wrong, *self._inputs_of_subs(scope)]
+            found += [*self._agents(scope), *wrong, *self._inputs_of_subs(scope), *self._outputs(scope)]
         knots = self._knots()
         found += [*self._cycles(knots), *self._defaults()]
         prompts = PromptChecks(self._body, self.advise)
@@ -76,6 +77,13 @@ class Checks:
         for name, node in scope.nodes.items():
             if isinstance(node, Node) and node.agent not in agents:
                 yield self._unknown(scope.node_path(name, "agent"), "agent", node.agent, agents)
+
+    def _outputs(self, scope: Body) -> Iterator[Problem]:
+        for name, node in scope.nodes.items():
+            if isinstance(node, Node) and node.output is not None:
+                path = scope.node_path(name, "output", "schema")
+                for inner, what, fix in schema_mistakes(node.output.json_schema):
+                    yield self._origins.problem((*path, *inner), what, fix)
 
     def _is_sound(self, scope: Body, edge: Edge) -> bool:
         ends = scope.walk(edge.sender.split("."), outwards=True), scope.walk(edge.receiver.split("."), outwards=False)

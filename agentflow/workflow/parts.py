@@ -17,7 +17,7 @@ from agentflow.workflow.fields import Generation, ModelRef, Name, NonEmpty, Stri
 from agentflow.workflow.problems import described, quoted
 
 InputType = Literal["string", "integer", "number", "boolean", "list", "mapping"]
-ErrorKind = Literal["timeout", "model", "channel", "template", "tool", "memory", "other"]
+ErrorKind = Literal["timeout", "model", "channel", "template", "tool", "output", "memory", "other"]
 ERROR_KINDS: tuple[ErrorKind, ...] = get_args(ErrorKind)
 INPUT_TYPES: tuple[str, ...] = get_args(InputType)
 _KIND_SCHEMA: dict[str, Any] = {"enum": list(ERROR_KINDS)}
@@ -148,12 +148,20 @@ class Step(StrictModel):
         return self.retry is not None or self.on_error.action != "fail"
 
 
+class OutputSpec(StrictModel):
+    """What an answer must be: JSON that a schema (draft 2020-12) allows. Answers that are not are asked for again."""
+
+    json_schema: dict[str, Any] = Field(alias="schema")
+    attempts: int = Field(default=3, ge=1, le=20)
+
+
 class Node(Generation, Step):
     """One step: an agent and the template of what it is asked."""
 
     agent: str
     prompt: str
     choose: NonEmpty | None = None
+    output: OutputSpec | None = None
 
     @property
     def doer(self) -> str:

@@ -23,6 +23,7 @@ from agentflow.workflow.parts import (
     MapSpec,
     Node,
     OnError,
+    OutputSpec,
     RetrySpec,
     ToolNode,
 )
@@ -43,6 +44,7 @@ _MODELS: dict[KeyPath, type[BaseModel]] = {
     ("nodes", _ANY, AGENT_TAG, "retry"): RetrySpec,
     ("nodes", _ANY, AGENT_TAG, "on_error"): OnError,
     ("nodes", _ANY, TOOL_TAG): ToolNode,
+    ("nodes", _ANY, AGENT_TAG, "output"): OutputSpec,
     ("nodes", _ANY, TOOL_TAG, "map"): MapSpec,
     ("nodes", _ANY, TOOL_TAG, "retry"): RetrySpec,
     ("nodes", _ANY, TOOL_TAG, "on_error"): OnError,
