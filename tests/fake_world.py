@@ -79,3 +79,22 @@ def write_game(root: Path, place: str, *, task_type: str = "pick_and_place_simpl
     file = folder / "game.tw-pddl"
     file.write_text(json.dumps(game_file(**changes)))
     return file
+
+
+class LateWorld(FakeWorld):
+    """The same, where winning can be thought of only after two other commands."""
+
+    seen = 0
+
+    def reset(self) -> State:
+        self.seen = 0
+        return State(super().reset().observation, COMMANDS[:3])
+
+    def step(self, command: str) -> State:
+        self.seen += 1
+        found = super().step(command)
+        return found if found.done else State(found.observation, COMMANDS if self.seen >= 2 else COMMANDS[:3])
+
+
+def open_late(file: Path, names: Names) -> LateWorld:
+    return LateWorld(file, names)

@@ -76,7 +76,7 @@ def debate_items(n: int):
 
 
 def test_the_workflows_of_the_documents_ship():
-    assert {"debate", "hotpotqa", "longdoc", "private_facts"} <= set(SHIPPED)
+    assert {"alfworld", "debate", "hotpotqa", "longdoc", "private_facts"} <= set(SHIPPED)
 
 
 @pytest.mark.parametrize("name", SHIPPED)
