@@ -123,8 +123,11 @@ def job_of(workflow: Workflow, source: Source, seed: int) -> Job:
 
 def require_node(job: Job, node: str, option: str) -> None:
     """Refuse an option that names a node which is not there."""
-    if node not in job.workflow.nodes:
-        raise UserError(f"There is no node '{node}'.", where=option, fix=did_you_mean(node, job.workflow.nodes))
+    from agentflow.workflow.frames import address
+
+    if not job.workflow.members(node):
+        names = dict.fromkeys(map(address, job.workflow.nodes))
+        raise UserError(f"There is no node '{node}'.", where=option, fix=did_you_mean(node, names))
 
 
 def _refuse(options: Mapping[str, object], because: str = "inputs are given") -> None:

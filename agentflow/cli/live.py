@@ -15,8 +15,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColum
 from rich.table import Table
 from rich.text import Text
 
-from agentflow.cli.console import amount, plain, seconds, visible
+from agentflow.cli.console import amount, count, plain, seconds, visible
 from agentflow.cli.warned import Warned
+from agentflow.workflow.frames import address
 
 if TYPE_CHECKING:
     from agentflow.runtime.events import Event, Listener
@@ -32,7 +33,7 @@ _FIGURES = {"prefilled": 0, "generated": 46, "received": 56, "reused": 66, "seco
 
 @dataclass
 class _NodeRow:
-    at_work: set[tuple[str, int | None]] = field(default_factory=set)
+    at_work: set[tuple[str, str, int | None]] = field(default_factory=set)
     done: int = 0
     failed: int = 0
     skipped: int = 0
@@ -69,10 +70,10 @@ class _TimeLeft(ProgressColumn):
 
 
 class LiveView:
-    """Collects events and draws itself; children of a map are folded into their node's row."""
+    """Collects events and draws itself; children of a map and rounds of a loop are folded into their node's row."""
 
     def __init__(self, workflow: Workflow, title: str) -> None:
-        self._rows = {node: _NodeRow() for node in workflow.nodes}
+        self._rows = {address(node): _NodeRow() for node in workflow.nodes}
         self._title = title
         self._bar = Progress(
             TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), _TimeLeft()
@@ -90,7 +91,7 @@ class LiveView:
             self._bar.update(self._task, total=event.data["items"])
         elif event.kind == "item_finished":
             self._bar.advance(self._task)
-        row = self._rows.get(event.node)
+        row = self._rows.get(address(event.node))
         if row is None:
             return
         self._listen(event)
@@ -126,9 +127,9 @@ class LiveView:
 
 def _count(row: _NodeRow, event: Event) -> None:
     if event.kind == "node_started":
-        row.at_work.add((event.item, event.child))
+        row.at_work.add((event.item, event.node, event.child))
     elif event.kind in ("node_finished", "node_failed", "node_skipped", "node_retried"):
-        row.at_work.discard((event.item, event.child))
+        row.at_work.discard((event.item, event.node, event.child))
     if event.kind == "message":
         row.bytes += event.data["bytes"]
     row.skipped += event.kind == "node_skipped"
@@ -173,6 +174,8 @@ class PlainLines:
             self._say(f"{event.item}/{event.node}: {data['error']} Try {data['attempt']} in {seconds(data['wait'])}")
         elif event.kind == "node_skipped" and self._total == 1:
             self._say(f"{event.node}{_child(event)}: skipped, {event.data['because']}")
+        elif event.kind == "loop_ended" and self._total == 1:
+            self._say(f"{event.node}: ended after {count(event.data['rounds'], 'round')} of at most {event.data['of']}")
         elif event.kind == "node_finished" and self._total == 1:
             data = event.data
             self._say(

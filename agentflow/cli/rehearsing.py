@@ -62,21 +62,22 @@ def rehearse_job(
 
 
 def _rows(nodes: Iterable[str], found: Iterable[Foreseen]) -> dict[str, _Row]:
-    rows = {node: _Row() for node in nodes}
+    from agentflow.workflow.frames import address
+
+    rows = {address(node): _Row() for node in nodes}
     for one in found:
-        rows[one.unit.node].reasons.setdefault(one.verdict, Counter())[one.because] += 1
+        rows[address(one.unit.node)].reasons.setdefault(one.verdict, Counter())[one.because] += 1
     return rows
 
 
 def _tree(title: str, binding: Binding, rows: dict[str, _Row]) -> list[str]:
     from agentflow.workflow.drawing import tree_lines
-    from agentflow.workflow.graph import build_graph
+    from agentflow.workflow.folding import folded
 
-    edges = zip(binding.workflow.edges, binding.channels, strict=True)
-    channels = {(edge.sender, edge.receiver): channel.name for edge, channel in edges}
+    graph = folded(binding.workflow, [channel.name for channel in binding.channels])
     return tree_lines(
         title,
-        build_graph(binding.workflow),
+        graph,
         titled=lambda name: f"{name} · {rows[name]}",
-        sent=lambda sender, receiver: channels[sender, receiver],
+        sent=lambda sender, receiver: graph.edges[sender, receiver]["channel"],
     )

@@ -117,7 +117,8 @@ def resume_run(
         require_node(job, node, "--force")
     keep = bool(manifest.get("keep_payloads"))
     settings = replace(settings, seed=int(manifest["seed"]), keep_payloads=keep, key=signing_key(key_file))
-    return go(job, settings, resumed=folder, forced=forced)
+    every = [name for node in forced for name in job.workflow.members(node)]  # of a loop, in all rounds
+    return go(job, settings, resumed=folder, forced=every)
 
 
 def _refuse_own(context: click.Context) -> None:

@@ -94,7 +94,7 @@ class Flow:
         if not isinstance(kept.get("inputs"), dict):
             raise RunError("This run has no inputs: it is over a task's items.", where=str(run))
         binding = self.bind(kept.get("channel"))
-        store = RunStore.open(run, forced=force)
+        store = RunStore.open(run, forced=[name for node in force for name in self.workflow.members(node)])
         chosen = replace(options or RunOptions(), seed=kept["seed"])
         orchestrator = Orchestrator(binding, self.engines, options=chosen, store=store, listeners=listeners)
         return orchestrator.run([(ONLY_ITEM, resolve_inputs(self.workflow, kept["inputs"]))])[0]

@@ -14,6 +14,7 @@ from filelock import FileLock, Timeout
 from agentflow.errors import RunError, did_you_mean
 from agentflow.runtime.kept import read_results
 from agentflow.runtime.runs import LOCK, locked, read_events, read_manifest
+from agentflow.workflow.frames import address
 
 State = Literal["running", "stopped", "failed", "done"]
 LAST = "last"
@@ -96,7 +97,7 @@ def node_rows(folder: Path, item: str | None = None) -> dict[str, NodeRows]:
     """How far every node came, over all items or one; the latest process's word counts."""
     rows = {node: NodeRows() for node in read_manifest(folder).get("nodes", [])}
     for (node, _, _), event in _latest(folder, item).items():
-        row = rows.setdefault(node, NodeRows())
+        row = rows.setdefault(address(node), NodeRows())
         row.states[_ENDED.get(event["kind"], "unfinished")] += 1
         data = event["data"]
         row.because = row.because or str(data.get("error") or data.get("because") or "")

@@ -8,6 +8,8 @@ from typing import Any
 
 from agentflow.runtime.binding import Binding
 from agentflow.runtime.options import RunOptions
+from agentflow.workflow.folding import folded, folded_edges
+from agentflow.workflow.frames import address
 from agentflow.workflow.schema import Workflow
 
 ONLY_ITEM = "run"
@@ -17,23 +19,24 @@ ONLY_ITEM = "run"
 def manifest(
     binding: Binding, options: RunOptions, *, channel: str | Mapping[str, Any] | None, **more: Any
 ) -> dict[str, Any]:
-    """What `run.json` holds.
+    """What `run.json` holds. Nodes and edges are as people see them: in all rounds of a loop as one.
 
     Args:
         channel: that the edges were put on, None where each kept its own.
         more: where the items come from: `inputs`, or a task and its data.
     """
     workflow = binding.workflow
+    graph = folded(workflow, [made.name for made in binding.channels])
     return {
         "file": file_of(workflow),
         "channel": channel,
         "seed": options.seed,
         "keep_payloads": options.keep_payloads,
-        "nodes": list(workflow.nodes),
-        "models": {node: binding.model_of(node).model for node in workflow.nodes if not workflow.is_tool(node)},
-        "edges": [
-            [edge.sender, edge.receiver, made.name] for edge, made in zip(workflow.edges, binding.channels, strict=True)
-        ],
+        "nodes": list(graph),
+        "models": {
+            address(node): binding.model_of(node).model for node in workflow.nodes if not workflow.is_tool(node)
+        },
+        "edges": [list(edge) for edge in folded_edges(graph)],
         "negotiated": [told.to_json() for told in binding.settled],
         **more,
     }

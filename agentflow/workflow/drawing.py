@@ -6,7 +6,9 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from agentflow.workflow.graph import build_graph, sources
+from agentflow.workflow.folding import folded, folded_edges
+from agentflow.workflow.frames import address
+from agentflow.workflow.graph import sources
 from agentflow.workflow.schema import Workflow
 
 if TYPE_CHECKING:
@@ -17,26 +19,29 @@ DEEPEST_BRANCH = 40
 
 def to_mermaid(workflow: Workflow) -> str:
     """Return a Mermaid flowchart; nodes that run once for each item of a list have double sides."""
-    ids = {name: f"n{number}" for number, name in enumerate(workflow.nodes)}
+    graph = folded(workflow)
+    titles: dict[str, str] = {}
+    ids = {name: f"n{number}" for number, name in enumerate(graph)}
     lines = ["flowchart TD"]
     for name, node in workflow.nodes.items():
-        label = f'"{name}<br/>{_escaped(node.doer)}"'
-        box = f"[[{label}]]" if node.map else f"[{label}]"
-        lines.append(f"  {ids[name]}{box}")
-    for edge in workflow.edges:
-        channel = _escaped(edge.channel.name)
-        lines.append(f'  {ids[edge.sender]} -->|"{channel}"| {ids[edge.receiver]}')
+        label = f'"{address(name)}<br/>{_escaped(node.doer + _rounds(workflow, name))}"'
+        titles.setdefault(address(name), f"[[{label}]]" if node.map else f"[{label}]")
+    lines += [f"  {ids[name]}{box}" for name, box in titles.items()]
+    for sender, receiver, channel in folded_edges(graph):
+        arrow = f'-->|"{_escaped(channel)}"|' if channel else "-.->"
+        lines.append(f"  {ids[sender]} {arrow} {ids[receiver]}")
     return "\n".join(lines) + "\n"
 
 
 def to_tree(workflow: Workflow) -> list[str]:
     """Return the workflow as lines of a tree, from the nodes that nothing is sent to."""
-    graph = build_graph(workflow)
+    graph = folded(workflow)
+    first = {address(name): name for name in reversed(workflow.nodes)}
     return tree_lines(
         workflow.name,
         graph,
-        titled=lambda name: _titled(workflow, name),
-        sent=lambda sender, receiver: graph.edges[sender, receiver]["channel"].name,
+        titled=lambda name: _titled(workflow, first[name]),
+        sent=lambda sender, receiver: graph.edges[sender, receiver]["channel"],
     )
 
 
@@ -84,7 +89,12 @@ def tree_lines(
 def _titled(workflow: Workflow, name: str) -> str:
     node = workflow.nodes[name]
     times = f" × {node.map.over if isinstance(node.map.over, str) else len(node.map.over)}" if node.map else ""
-    return f"{name} · {node.doer}{times}"
+    return f"{address(name)} · {node.doer}{times}{_rounds(workflow, name)}"
+
+
+def _rounds(workflow: Workflow, name: str) -> str:
+    """Say in which loops a node is, and how often they run."""
+    return "".join(f", at most {most} rounds" for most in workflow.most_rounds(name))
 
 
 def _escaped(text: str) -> str:

@@ -60,6 +60,11 @@ class Workflow(Sections[AnyNode]):
         """Return nodes that end before a node begins, though they send it nothing: those of the round before."""
         return self._layout.after.get(node, ()) if self._layout else ()
 
+    def most_rounds(self, node: str) -> list[int]:
+        """Return how often each loop around a node may run, the outermost first."""
+        chain = self._layout.frames[node].chain if self._layout else []
+        return [frame.body.loop.max for frame in chain if frame.body.loop is not None]
+
     def members(self, name: str) -> list[str]:
         """Return the nodes that a name means: one, or all of a loop, a sub-workflow, or a node in all rounds."""
         if name in self.nodes:

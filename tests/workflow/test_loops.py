@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from agentflow.errors import WorkflowError
-from agentflow.workflow import Workflow, parse_workflow
+from agentflow.workflow import Workflow, parse_workflow, to_mermaid, to_tree
 from agentflow.workflow.meaning import Meaning
 from agentflow.workflow.templates import render
 
@@ -248,3 +248,15 @@ def test_what_has_not_run_yet_in_a_round_is_told_in_the_words_of_the_body():
     (problem,) = caught.value.problems
     assert str(problem).startswith("<text>:19:16 – nodes.act.loop.nodes.actor.prompt: no edge leads from 'think' to")
     assert problem.fix == "Add an edge from think: `- {from: think, to: actor}`."
+
+
+def test_a_drawing_folds_rounds_and_leaves_out_what_is_sent_between_them():
+    workflow = parse_workflow(LOOP)
+    assert to_tree(workflow) == [
+        "react",
+        "read · a",
+        "└─ text → act.think · a, at most 3 rounds",
+        "   └─ text → act.actor · a, at most 3 rounds",
+        "      └─ text → sum · a",
+    ]
+    assert to_mermaid(workflow).count("-->") == 3
