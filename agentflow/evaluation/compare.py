@@ -88,11 +88,13 @@ def compare(
     chosen = options or CompareOptions()
     if not items:
         raise UserError("There are no items to compare on.")
-    toolbox = tools if tools is not None else Toolbox()
+    if tools is None:
+        with Toolbox() as installed:
+            return compare(workflow, task, items, channels, engines, options=chosen, shown=shown, tools=installed)
     specs = [ChannelSpec.of(c) for c in channels]
-    bindings = {label(s.name, s.settings): bind(workflow.with_channel(s), toolbox) for s in specs}
+    bindings = {label(s.name, s.settings): bind(workflow.with_channel(s), tools) for s in specs}
     arms = arms_of(specs, chosen.controls, bindings)
-    run = _Run(workflow, task, items, arms, engines, chosen, toolbox)
+    run = _Run(workflow, task, items, arms, engines, chosen, tools)
     with locked(chosen.out):
         run.start(list(bindings.values()))
         for number in range(len(items)):
