@@ -19,6 +19,7 @@ from agentflow.tasks.alfworld.games import Game, Split, iter_games
 from agentflow.tasks.alfworld.pool import EnvironmentPool, PoolSettings
 from agentflow.tasks.alfworld.prompt import split_opening
 from agentflow.tasks.alfworld.state import GameError
+from agentflow.tasks.alfworld.tool import AlfWorldTool
 from tests.fake_world import game_file, write_game
 
 ARCHIVE = "alfworld/alfworld_seen140_train200_unseen30.tar.xz"
@@ -108,6 +109,21 @@ class TestEngine:
             last = episode.step("take pen 1 from desk 1")
             assert last.observation == "You hold a pen 1."
             assert (last.done, last.won, episode.steps) == (True, True, 3)
+
+    def test_the_tool_plays_it_one_action_more_each_time(self, tmp_path: Path) -> None:
+        tool, file = AlfWorldTool(EnvironmentPool(PoolSettings(processes=1))), str(tiny(tmp_path))
+        actions: list[str] = []
+        try:
+            seen = tool(file, actions)
+            assert (seen["text"], seen["admissible"]) == ("A room with a door.", ["go to desk 1", "go to desk 2"])
+            for action, text in (("Action: go to the desk 1", "You arrive at desk 1."), ("get pen 1 from desk 1", "")):
+                actions.append(action)
+                seen = tool(file, actions)
+                assert text in seen["text"]
+            assert (seen["command"], seen["won"], seen["steps"]) == ("take pen 1 from desk 1", True, 2)
+            assert tool(file, ["go to desk 2"])["text"] == "You arrive at desk 2."
+        finally:
+            tool.close()
 
     def test_a_game_is_played_in_ids_and_begun_again(self, pool: EnvironmentPool, tmp_path: Path) -> None:
         with pool.episode(tiny(tmp_path), names="ids") as episode:
