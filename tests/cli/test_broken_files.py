@@ -13,7 +13,7 @@ import pytest
 from tests.cli.conftest import Cli, files_below
 from tests.workflow.corpus import BROKEN, FILES, MADE, expected
 
-LONGEST_SECONDS = 20.0
+LONGEST_SECONDS = 20.0  # of this process: others may be at work on the machine
 # What no check of a file may do, by the names of Python's audit events.
 DEEDS = (
     "os.system",
@@ -57,9 +57,9 @@ def corpus(place: Path) -> Path:
 def test_validate_tells_every_problem_of_a_broken_file(name, corpus, cli: Cli, deeds: list[str]) -> None:
     file = f"broken/{name}"
     before = files_below(corpus)
-    begin = time.monotonic()
+    begin = time.process_time()
     told = cli("validate", file)
-    assert time.monotonic() - begin < LONGEST_SECONDS
+    assert time.process_time() - begin < LONGEST_SECONDS
     machine = cli("validate", file, "--json")
     assert told.code == machine.code == 2
     assert told.out == machine.err == ""
@@ -80,9 +80,9 @@ def test_validate_refuses_what_is_large_or_no_text(name, corpus, cli: Cli, deeds
     make, ((where, words), *_) = MADE[name]
     (corpus / "made.yaml").write_bytes(make())
     deeds.clear()  # the file itself was written
-    begin = time.monotonic()
+    begin = time.process_time()
     told = cli("validate", "made.yaml")
-    assert time.monotonic() - begin < LONGEST_SECONDS
+    assert time.process_time() - begin < LONGEST_SECONDS
     assert told.code == 2
     assert told.out == ""
     assert told.err.startswith(f"error: made.yaml:{where} – ")

@@ -11,15 +11,15 @@ from agentflow.workflow import WorkflowProblemsError, load_workflow
 
 from .corpus import BROKEN, FILES, MADE, expected
 
-LONGEST_SECONDS = 20.0
+LONGEST_SECONDS = 20.0  # of this process: others may be at work on the machine
 
 
 def problems(path: Path) -> list[tuple[str, str]]:
     """The place and the first line of every problem in a file."""
-    begin = time.monotonic()
+    begin = time.process_time()
     with pytest.raises(WorkflowProblemsError) as caught:
         load_workflow(path)
-    assert time.monotonic() - begin < LONGEST_SECONDS
+    assert time.process_time() - begin < LONGEST_SECONDS
     assert all(problem.location.file == str(path) for problem in caught.value.problems)
     return [
         (f"{problem.location.line}:{problem.location.column}", str(problem).splitlines()[0])
