@@ -1,4 +1,4 @@
-"""Kill -9 at random moments: every run resumes, no finished unit runs again, and the end is the uninterrupted one."""
+"""Kill -9 at random moments of a run with a loop, maps and retries: it resumes, and nothing finished runs again."""
 
 from __future__ import annotations
 
@@ -13,35 +13,52 @@ import pytest
 from agentflow.models.pool import EnginePool
 from agentflow.runtime.flow import Flow
 from agentflow.runtime.runs import read_events
+from agentflow.tools import Toolbox
 from agentflow.workflow.loader import parse_workflow
 from tests.stored import lines
 from tests.tiny import make_engine, tiny_model
 
-STAGES = 6
-TINY = "{source: tests/tiny, model: tiny}"
+ROUNDS = 5
+UNITS = 8 * ROUNDS
+TEXT = """
+workflow: rounds
+inputs: {word: string}
+agents: {a: {model: {source: tests/tiny, model: tiny}}}
+nodes:
+  stage:
+    loop:
+      max: 8
+      until: "round == 4"
+      nodes:
+        read: {agent: a, prompt: "stage {{ round }} {{ inputs.word }}", max_new_tokens: 6}
+        ask:
+          agent: a
+          map: {over: [a, b, c, d, e], max_concurrency: 3}
+          prompt: "{{ item }} {{ rounds | length }}"
+          max_new_tokens: 8
+        sum: {agent: a, prompt: sum, max_new_tokens: 6, temperature: 0.7}
+        note: {tool: stubborn, with: {text: "{{ nodes.sum.text }}"}, retry: 2}
+      edges:
+        - {from: read, to: ask, channel: cache}
+        - {from: ask, to: sum, channel: {name: text, scope: answer}}
+        - {from: sum, to: note}
+        - {from: sum, to: read, channel: cache}
+outputs: {last: "{{ nodes.stage.note.text }}", rounds: "{{ nodes.stage.rounds | length }}"}
+"""
+_refused: set[str] = set()
 
 
-def text() -> str:
-    """Six stages, each a reader, a map over five elements and a node that hears them all: 42 units."""
-    nodes, edges = [], []
-    for stage in range(STAGES):
-        nodes += [
-            f"  read{stage}: {{agent: a, prompt: 'stage {stage} {{{{ inputs.word }}}}', max_new_tokens: 6}}",
-            f"  ask{stage}: {{agent: a, map: {{over: [a, b, c, d, e]}}, prompt: '{{{{ item }}}}', max_new_tokens: 8}}",
-            f"  sum{stage}: {{agent: a, prompt: 'sum', max_new_tokens: 6, temperature: 0.7}}",
-        ]
-        edges += [f"  - {{from: read{stage}, to: ask{stage}, channel: cache}}"]
-        edges += [f"  - {{from: ask{stage}, to: sum{stage}, channel: {{name: text, scope: answer}}}}"]
-        if stage:
-            edges += [f"  - {{from: sum{stage - 1}, to: read{stage}, channel: cache}}"]
-    head = f"workflow: stages\ninputs: {{word: string}}\nagents: {{a: {{model: {TINY}}}}}\n"
-    tail = f'outputs: {{last: "{{{{ nodes.sum{STAGES - 1}.text }}}}"}}\n'
-    return f"{head}nodes:\n{chr(10).join(nodes)}\nedges:\n{chr(10).join(edges)}\n{tail}"
+def stubborn(text: str) -> str:
+    """Give a text back, but not when it is asked for the first time in this process."""
+    if text not in _refused:
+        _refused.add(text)
+        raise RuntimeError("not yet")
+    return text
 
 
 def flow() -> Flow:
     engine = make_engine(tiny_model("llama", max_position_embeddings=4096), "tiny")
-    return Flow(parse_workflow(text()), EnginePool(factory=lambda spec: engine))
+    return Flow(parse_workflow(TEXT), EnginePool(factory=lambda spec: engine), Toolbox([stubborn]))
 
 
 def work(root: Path, folder: Path | None) -> None:
@@ -87,8 +104,8 @@ def test_a_run_that_is_killed_anywhere_resumes_to_the_same_end(processes, tmp_pa
     flow().run({"word": "seven"}, runs=tmp_path / "whole")
     (uninterrupted,) = (tmp_path / "whole").iterdir()
     wanted = {unit: json.loads(line)["answer"] for unit, line in lines(uninterrupted).items()}
-    assert len(wanted) == 42
-    rng, halfway = random.Random(7), 0
+    assert len(wanted) == UNITS
+    rng, halfway, retried = random.Random(7), 0, 0
     for trial in range(kills):
         folder = None
         for _ in range(rng.randrange(1, 4)):
@@ -103,4 +120,6 @@ def test_a_run_that_is_killed_anywhere_resumes_to_the_same_end(processes, tmp_pa
         assert not list(folder.rglob("*.part"))
         finished = [(e["node"], e["child"]) for e in read_events(folder) if e["kind"] == "node_finished"]
         assert len(finished) == len(set(finished))
+        retried += sum(e["kind"] == "node_retried" for e in read_events(folder))
     assert halfway >= kills // 3, "most kills came before or after the run"
+    assert retried
