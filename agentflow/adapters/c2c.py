@@ -139,7 +139,7 @@ class C2C(Adapter):
             self._open = list(zip(*(row.gt(0).tolist() for row in logits), strict=True))
         return self._open
 
-    def added(self, sender: Layers, receiver: Layers) -> Layers:
+    def forward(self, sender: Layers, receiver: Layers) -> Layers:
         """What is added to every layer of `receiver`; the same tokens stand at the same places of both."""
 
         def over(fusers: list[Fuser], theirs: Sequence[Tensor], own: Sequence[Tensor]) -> list[Tensor]:

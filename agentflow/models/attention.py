@@ -194,7 +194,7 @@ def _own(
     b, heads, n, d = query.shape
     kv_heads = key.shape[1]
     group = heads // kv_heads
-    if causal and group > 1 and not _flash_fits(query, softcap):
+    if causal and group > 1 and not _flash_fits(softcap, query, key, value):
         causal = False
     if causal:
         return _partial(query, key, value, None, True, scale, softcap)
@@ -247,17 +247,18 @@ def _hidden(plan: Plan, segment: Segment, n: int, window: int | None, rows: Tens
     return hidden if bool(hidden.any()) else None
 
 
-def _flash_fits(query: Tensor, softcap: float | None) -> bool:
+def _flash_fits(softcap: float | None, *tensors: Tensor) -> bool:
     """Whether PyTorch's fused CPU kernel, which also returns the log-sum-exp, can take this product."""
-    needs_gradient = torch.is_grad_enabled() and query.requires_grad
-    return _flash_cpu is not None and query.device.type == "cpu" and softcap is None and not needs_gradient
+    # Its log-sum-exp has no gradient. A prefix may need one where the query does not: in the first layer.
+    needs_gradient = torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
+    return _flash_cpu is not None and tensors[0].device.type == "cpu" and softcap is None and not needs_gradient
 
 
 def _partial(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, causal: bool, scale: float, softcap: float | None
 ) -> tuple[Tensor, Tensor]:
     """Attention over these keys alone: output `(B, H, n, dim)` and natural log-sum-exp `(B, H, n)` in float32."""
-    if _flash_fits(query, softcap) and key.shape[-1] == value.shape[-1]:
+    if _flash_fits(softcap, query, key, value) and key.shape[-1] == value.shape[-1]:
         assert _flash_cpu is not None
         out, lse = _flash_cpu(query, key, value, 0.0, causal, attn_mask=mask, scale=scale)
         return out, lse

@@ -151,6 +151,15 @@ class Engine:
         chosen = log_probs.gather(1, torch.tensor(answer, device=log_probs.device)[:, None])[:, 0]
         return Score(chosen.cpu(), log_probs.cpu() if keep_distribution else None)
 
+    def logits(self, requests: Sequence[Request], keep: int) -> Tensor:
+        """The last `keep` logits of every request `(B, keep, vocabulary)`; shorter rows are padded on the left.
+
+        Unlike all other calls this one keeps the gradient with respect to the requests' prefixes, where they need one.
+        """
+        for request in requests:
+            self.check(request)
+        return self._forward(requests, keep=keep)[0]
+
     def likelihoods(self, prefix: KVCache | None, token_id: int, answers: Sequence[Sequence[int]]) -> list[float]:
         """How likely each answer is behind `prefix` and one more token: natural logarithms, summed over its tokens.
 

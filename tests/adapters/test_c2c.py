@@ -139,7 +139,7 @@ def test_shut_gates_change_nothing_bit_by_bit_even_where_the_message_is_no_numbe
     fused = made.decode(made.encode(sender), torch.arange(7), receiver)
     for a, b in zip(fused.keys + fused.values, receiver.keys + receiver.values, strict=True):
         assert a.numpy().tobytes() == b.numpy().tobytes()
-    added = made.added(Layers.of(sender), Layers.of(receiver))
+    added = made(Layers.of(sender), Layers.of(receiver))
     assert all(torch.equal(t, torch.zeros_like(t)) for t in (*added.keys, *added.values))
 
 
@@ -166,9 +166,9 @@ def test_a_batch_is_its_rows_one_by_one():
         )
         for end in (0, 1)
     ]
-    together = made.added(*stack)
+    together = made(*stack)
     for n, (sender, receiver) in enumerate(rows):
-        alone = made.added(Layers.of(sender), Layers.of(receiver))
+        alone = made(Layers.of(sender), Layers.of(receiver))
         for a, b in zip((*together.keys, *together.values), (*alone.keys, *alone.values), strict=True):
             torch.testing.assert_close(a[n], b)
 
@@ -203,7 +203,7 @@ def test_gates_are_drawn_while_training_and_sharpen_as_the_temperature_falls():
         < 0.02
         < float(((soft > 0.01) & (soft < 0.99)).double().mean())
     )
-    first, second = made.added(sender, receiver), made.added(sender, receiver)
+    first, second = made(sender, receiver), made(sender, receiver)
     assert not torch.equal(first.keys[0], second.keys[0])
 
 
