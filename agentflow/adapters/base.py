@@ -51,11 +51,14 @@ class Adapter(nn.Module, ABC):
 
     name: ClassVar[str]
     Arguments: ClassVar[type[AdapterArguments]]
+    temperature: float
+    """Of what is drawn while training; the trainer lowers it."""
 
     def __init__(self, sender: Geometry, receiver: Geometry, arguments: AdapterArguments) -> None:
         super().__init__()
         self.sender, self.receiver = sender, receiver
         self.arguments = arguments
+        self.temperature = 1.0
 
     @abstractmethod
     def encode(self, cache: KVCache) -> dict[str, Tensor]:

@@ -118,7 +118,6 @@ class C2C(Adapter):
             keys.append(Fuser(sender_heads * sender_key_dim, heads, key_dim, arguments))
             values.append(Fuser(sender_heads * sender_value_dim, heads, value_dim, arguments))
         self.keys, self.values = nn.ModuleList(keys), nn.ModuleList(values)
-        self.temperature = 1.0
         self._open: list[tuple[bool, bool]] | None = None
 
     def train(self, mode: bool = True) -> C2C:

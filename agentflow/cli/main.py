@@ -28,6 +28,7 @@ VERBS = {
     "graph": "Draw a workflow as a tree or as Mermaid.",
     "models": "List models, or fetch one.",
     "channels": "List channels and their settings.",
+    "train": "Train an adapter between two models.",
     "adapters": "List trained adapters, look into one, import published ones.",
     "calibrate": "Find the heads of a model that look where an answer is.",
     "payload": "Look into payload files.",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import replace
 
 import pytest
@@ -29,7 +30,7 @@ def test_gradients_of_a_prefix_are_those_of_transformers_own_attention(family):
     loss(engine.logits([Request(tuple(suffix), prefix)], keep=3)).backward()
     pairs = [(k.detach()[None].requires_grad_(), v.detach()[None].requires_grad_()) for k, v in zip(
         prefix.keys, prefix.values, strict=True)]  # fmt: skip
-    name = "cache" if "cache" in plain.forward.__code__.co_varnames else "past_key_values"
+    name = "cache" if "cache" in inspect.signature(plain.forward).parameters else "past_key_values"
     out = plain(
         torch.tensor([suffix]), position_ids=torch.arange(9, 13)[None], **{name: DynamicCache(pairs)}, use_cache=True
     )

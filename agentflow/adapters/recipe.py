@@ -1,0 +1,83 @@
+"""How an adapter is trained, as `configs/train/*.yaml` says it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class DataRecipe(_Model):
+    """What is trained on, and what is held out."""
+
+    task: Literal["private_facts", "hotpotqa", "jsonl"] = Field(
+        default="private_facts", description="generated facts, HotpotQA, or lines of {context, question, answer}"
+    )
+    file: Path | None = Field(default=None, description="the data of hotpotqa and jsonl; its first items are held out")
+    settings: dict[str, Any] = Field(default_factory=dict, description="of the task")
+    train: int = Field(default=1000, ge=1, description="at most so many items to train on")
+    held_out: int = Field(default=32, ge=1, description="so many items to validate on")
+
+    @model_validator(mode="after")
+    def _file_where_needed(self) -> DataRecipe:
+        if (self.file is None) != (self.task == "private_facts"):
+            raise ValueError(
+                f"{self.task} {'needs a' if self.file is None else 'makes its own items and takes no'} file"
+            )
+        return self
+
+
+class Recipe(_Model):
+    """Everything that a training depends on; the same recipe on the same machine gives the same weights."""
+
+    adapter: str = Field(default="c2c", description="the adapter's registered name")
+    arguments: dict[str, Any] = Field(default_factory=dict, description="of the adapter")
+    sender: str | dict[str, Any] = Field(description="a model, as workflows name it")
+    receiver: str | dict[str, Any] = Field(description="a model, as workflows name it")
+    data: DataRecipe = Field(default_factory=DataRecipe)
+    steps: int = Field(default=300, ge=1, description="optimizer steps")
+    batch: int = Field(default=4, ge=1, description="examples computed at once")
+    accumulate: int = Field(default=1, ge=1, description="batches to a step")
+    learning_rate: float = Field(default=1e-3, gt=0)
+    schedule: Literal["linear", "cosine", "constant"] = Field(
+        default="cosine", description="of the rate, after warm-up"
+    )
+    warmup: float = Field(default=0.1, ge=0, lt=1, description="share of the steps in which the rate rises")
+    weight_decay: float = Field(default=0.01, ge=0)
+    clip: float = Field(default=1.0, gt=0, description="largest norm of a step's gradient")
+    temperature: tuple[float, float] = Field(
+        default=(1.0, 0.001), description="of the gates' draws, at the first and the last step"
+    )
+    mixed_precision: Literal["no", "bf16", "fp16"] = Field(default="no", description="of the adapter, by accelerate")
+    seed: int = Field(default=0, ge=0, lt=1 << 31)
+    validate_every: int = Field(default=50, ge=1, description="steps")
+    checkpoint_every: int = Field(default=50, ge=1, description="steps")
+    patience: int | None = Field(
+        default=None, ge=1, description="stop after so many validations without a better score; left out: never"
+    )
+    license: str = Field(default="", description="SPDX name, for the bundle's card")
+
+    def rate(self, step: int) -> float:
+        """The learning rate of a step, counted from 0."""
+        rising = max(1, round(self.warmup * self.steps))
+        if step < rising:
+            return self.learning_rate * (step + 1) / rising
+        left = (step - rising) / max(1, self.steps - rising)
+        shares = {"constant": 1.0, "linear": 1 - left, "cosine": 0.5 * (1 + _cosine(left))}
+        return self.learning_rate * shares[self.schedule]
+
+    def heat(self, step: int) -> float:
+        """The gates' temperature at a step: geometric from the first value to the last."""
+        first, last = self.temperature
+        return float(first * (last / first) ** (step / max(1, self.steps - 1)))
+
+
+def _cosine(share: float) -> float:
+    from math import cos, pi
+
+    return cos(pi * share)

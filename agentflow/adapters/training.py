@@ -1,0 +1,191 @@
+"""Training an adapter between two frozen models: only the answers' tokens count, and a killed training goes on.
+
+Everything a step draws (its examples, the gates) is a function of the seed and the step's number, so that a training
+which is killed and goes on from its last checkpoint ends with the weights of one that ran through.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from blake3 import blake3
+
+from agentflow.adapters.base import Adapter, make_adapter
+from agentflow.adapters.bundle import Bundle, save_bundle
+from agentflow.adapters.card import End
+from agentflow.adapters.checkpoint import load_state, save_state
+from agentflow.adapters.examples import Example, load_samples, make_examples
+from agentflow.adapters.passes import Measured, Message, Pair
+from agentflow.adapters.recipe import Recipe
+from agentflow.errors import AdapterError
+from agentflow.kv.disk import whole_file, write_blocks
+from agentflow.models.engine import Engine
+
+CHECKPOINT, METRICS = "checkpoint.safetensors", "metrics.json"
+
+
+@dataclass(frozen=True)
+class Progress:
+    """A step that is done.
+
+    Attributes:
+        loss: mean over the step's answer tokens, nats.
+        tokens_per_second: answers, turns and conversations of both models.
+        validated: the held-out answers, where they were measured after this step.
+    """
+
+    step: int
+    steps: int
+    loss: float
+    rate: float
+    tokens_per_second: float
+    validated: Measured | None = None
+
+
+def train(
+    recipe: Recipe,
+    sender: Engine,
+    receiver: Engine,
+    work: Path,
+    target: Path,
+    shown: Callable[[Progress], None] = lambda _progress: None,
+) -> Bundle:
+    """Train by a recipe, or go on where the last process stopped, and write the bundle of the best validation.
+
+    Args:
+        work: folder of the checkpoint and the metrics.
+        target: folder of the bundle.
+
+    Raises:
+        AdapterError: the loss is no number any more, or `work` holds another training.
+    """
+    training = _Training(recipe, Pair(sender, receiver), work, shown)
+    training.run()
+    metrics = training.metrics()
+    ends = End.of(sender.loaded), End.of(receiver.loaded)
+    done = recipe.model_dump(mode="json", exclude_defaults=True) | {"steps_done": training.state.step}
+    bundle = save_bundle(target, training.best(), *ends, recipe=done, metrics=metrics, license=recipe.license)
+    _write(work / METRICS, {"metrics": metrics, "log": training.state.log})
+    return bundle
+
+
+class _Training:
+    """One training on its way."""
+
+    def __init__(self, recipe: Recipe, pair: Pair, work: Path, shown: Callable[[Progress], None]) -> None:
+        from accelerate import Accelerator
+
+        self.recipe, self.pair, self.work, self.shown = recipe, pair, work, shown
+        marks = pair.sender.fingerprint, pair.receiver.fingerprint
+        torch.manual_seed(recipe.seed)
+        self.adapter: Adapter = make_adapter(recipe.adapter, marks[0].geometry, marks[1].geometry, recipe.arguments)
+        on_cpu = pair.receiver.loaded.device.type == "cpu"
+        self.accelerator: Any = Accelerator(mixed_precision=recipe.mixed_precision, cpu=on_cpu)
+        optimizer = torch.optim.AdamW(self.adapter.parameters(), recipe.learning_rate, weight_decay=recipe.weight_decay)
+        self.prepared, self.optimizer = self.accelerator.prepare(self.adapter, optimizer)
+        trained, self.held_out_samples = load_samples(recipe.data, recipe.seed)
+        self.examples = make_examples(trained, pair.sender, pair.receiver)
+        self.held_out = make_examples(self.held_out_samples, pair.sender, pair.receiver)
+        told = recipe.model_dump(mode="json"), [asdict(mark) for mark in marks]
+        self.mark = blake3(json.dumps(told, sort_keys=True).encode()).hexdigest()
+        self.state = load_state(work / CHECKPOINT, self.mark, self.adapter, self.optimizer)
+
+    def run(self) -> None:
+        """Do the steps that are missing."""
+        recipe, state = self.recipe, self.state
+        while state.step < recipe.steps and not self._settled():
+            start = time.perf_counter()
+            loss, tokens = self._step(state.step)
+            state.step += 1
+            rate = recipe.rate(state.step - 1)
+            state.log.append({"step": state.step, "loss": loss, "rate": rate})
+            last = state.step == recipe.steps
+            validated = self._validate() if last or state.step % recipe.validate_every == 0 else None
+            if last or state.step % recipe.checkpoint_every == 0 or self._settled():
+                save_state(self.work / CHECKPOINT, self.mark, state, self.adapter, self.optimizer)
+            speed = tokens / (time.perf_counter() - start)
+            self.shown(Progress(state.step, recipe.steps, loss, rate, speed, validated))
+
+    def best(self) -> Adapter:
+        """The adapter with the weights of the best validation."""
+        self.adapter.load_state_dict(self.state.best)
+        return self.adapter.eval()
+
+    def metrics(self) -> dict[str, Any]:
+        """The held-out answers with the best weights, and what they must be compared with."""
+        adapter, size = self.best(), self.recipe.batch
+        ways: dict[str, Message] = {
+            "fused": "right",
+            "receiver alone": "none",
+            "zero": "zero",
+            "mismatched": "mismatched",
+        }
+        found = {name: self.pair.measure(adapter, self.held_out, way, size=size) for name, way in ways.items()}
+        asked = make_examples(self.held_out_samples, self.pair.sender, self.pair.sender)
+        found["sender alone"] = self.pair.sender_alone(asked, size=size)
+        return {"answers": len(self.held_out), **{name: asdict(m) for name, m in found.items()}}
+
+    def _settled(self) -> bool:
+        return self.recipe.patience is not None and self.state.since >= self.recipe.patience
+
+    def _step(self, step: int) -> tuple[float, int]:
+        """One optimizer step; its loss and how many tokens it took."""
+        recipe = self.recipe
+        self.adapter.train()
+        self.adapter.temperature = recipe.heat(step)
+        for group in self.optimizer.param_groups:
+            group["lr"] = recipe.rate(step)
+        torch.manual_seed((recipe.seed << 32) + step)
+        total, tokens = 0.0, 0
+        for batch in self._batches(step):
+            losses, _ = self.pair.answer_losses(self.prepared, batch)
+            loss = losses.mean() / recipe.accumulate
+            self.accelerator.backward(loss)
+            total += float(loss.detach())
+            tokens += sum(len(e.sender) + len(e.own) + len(e.asked) + len(e.answer) for e in batch)
+        if not total < float("inf"):
+            raise AdapterError(
+                f"The loss of step {step + 1} is {total}.",
+                fix="Lower the learning rate, or the gates' temperature later.",
+            )
+        self.accelerator.clip_grad_norm_(self.adapter.parameters(), recipe.clip)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        return total, tokens
+
+    def _batches(self, step: int) -> list[list[Example]]:
+        """The examples of a step: every one once an epoch, in an order of the epoch's own."""
+        size, count = self.recipe.batch, len(self.examples)
+        first = step * size * self.recipe.accumulate
+        numbers = range(first, first + size * self.recipe.accumulate)
+        orders = {epoch: self._order(epoch) for epoch in {n // count for n in numbers}}
+        found = [self.examples[orders[n // count][n % count]] for n in numbers]
+        return [found[n : n + size] for n in range(0, len(found), size)]
+
+    def _order(self, epoch: int) -> Sequence[int]:
+        generator = torch.Generator().manual_seed((self.recipe.seed << 32) + epoch)
+        order: list[int] = torch.randperm(len(self.examples), generator=generator).tolist()
+        return order
+
+    def _validate(self) -> Measured:
+        """Measure the held-out answers; the score counts, and the likelihood between equal scores."""
+        found = self.pair.measure(self.adapter.eval(), self.held_out, size=self.recipe.batch)
+        self.state.log.append({"step": self.state.step, **asdict(found)})
+        score = found.exact, -found.nll
+        if self.state.best_score is None or score > self.state.best_score:
+            self.state.best = {name: t.detach().clone() for name, t in self.adapter.state_dict().items()}
+            self.state.best_score, self.state.since = score, 0
+        else:
+            self.state.since += 1
+        return found
+
+
+def _write(path: Path, content: Any) -> None:
+    with whole_file(path) as out:
+        write_blocks(out, [memoryview(json.dumps(content, indent=1).encode())])

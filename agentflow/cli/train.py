@@ -1,0 +1,128 @@
+"""`agentflow train`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+from rich.progress import Progress as Bar
+from rich.table import Table
+
+from agentflow.cli.common import load_engines
+from agentflow.cli.console import err, out, plain, print_json
+from agentflow.cli.options import FILE, Count, json_option
+from agentflow.errors import UserError
+
+if TYPE_CHECKING:
+    from agentflow.adapters.training import Progress
+
+_LINES = 20
+"""Lines that a whole training writes where there is no terminal."""
+
+
+@click.command("train")
+@click.argument("recipe")
+@click.option("--steps", type=Count(), help="Instead of the recipe's.")
+@click.option("--out", "target", type=FILE, help="Where the bundle goes (default: configs/adapters/RECIPE).")
+@click.option("--work", type=FILE, help="Where the checkpoint and the metrics are kept (default: runs/train/RECIPE).")
+@json_option
+def command(recipe: str, steps: int | None, target: Path | None, work: Path | None, as_json: bool) -> None:
+    """Train an adapter by RECIPE, a file or a name in `configs/train`; both models stay as they are.
+
+    Stopped at any moment, the same command goes on from the last checkpoint. In the end stand the held-out answers,
+    beside the receiver alone, a message of zeros, another item's message, and the sender alone.
+
+    \b
+    agentflow train c2c-self --steps 2
+    """
+    from agentflow.adapters.recipe import Recipe
+    from agentflow.adapters.training import METRICS, train
+    from agentflow.models.spec import resolve_model
+    from agentflow.workflow.configs import load_config
+
+    path = _recipe_path(recipe)
+    chosen = load_config(path, Recipe)
+    if steps is not None:
+        chosen = chosen.model_copy(update={"steps": steps})
+    specs = resolve_model(chosen.sender), resolve_model(chosen.receiver)
+    pool = load_engines(specs)
+    where = work or Path("runs") / "train" / path.stem
+    goal = target or Path("configs") / "adapters" / path.stem
+    with Shown(chosen.steps) as shown:
+        bundle = train(chosen, pool.get(specs[0]), pool.get(specs[1]), where, goal, shown.take)
+    metrics = bundle.card.metrics
+    plot = _plot(where)
+    if as_json:
+        print_json({"bundle": str(bundle.folder), "metrics": metrics})
+        return
+    table = Table(box=None, pad_edge=False)
+    for name in ("held-out answers", "NLL", "exact"):
+        table.add_column(name, justify="left" if name == "held-out answers" else "right")
+    for name, found in metrics.items():
+        if isinstance(found, dict):
+            table.add_row(name, f"{found['nll']:.3f}", f"{found['exact']:.1%}")
+    out.print(table)
+    out.print(f"bundle: {plain(bundle.folder)} · log: {plain(where / METRICS)} · {plain(plot)}", soft_wrap=True)
+
+
+class Shown:
+    """A bar with loss and rate on a terminal, else some plain lines."""
+
+    def __init__(self, steps: int) -> None:
+        self._every = max(1, steps // _LINES)
+        columns: Any = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[told]}"), TimeRemainingColumn())
+        self._bar = Bar(*columns, console=err, disable=not err.is_terminal)
+        self._task = self._bar.add_task("train", total=steps, told="")
+
+    def __enter__(self) -> Shown:
+        self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.stop()
+
+    def take(self, step: Progress) -> None:
+        """Show one step."""
+        told = f"loss {step.loss:.3f}, rate {step.rate:.1e}, {step.tokens_per_second:,.0f} tokens/s"
+        self._bar.update(self._task, completed=step.step, told=told)
+        validated = step.validated
+        line = f"step {step.step} of {step.steps}: {told}"
+        if validated is not None:
+            line += f"; held out: NLL {validated.nll:.3f}, exact {validated.exact:.1%}"
+        if validated is not None or (self._bar.disable and step.step % self._every == 0):
+            err.print(line, soft_wrap=True)
+
+
+def _recipe_path(ref: str) -> Path:
+    from agentflow.workflow import library
+
+    places = [*library.with_suffixes(Path(ref)), *library.with_suffixes(Path("configs/train") / ref)]
+    found = next((p for p in places if library.is_file(p)), None) or library.find(f"configs/train/{ref}")
+    if found is None:
+        names = sorted(Path(name).name for name in library.shipped("configs") if name.startswith("train/"))
+        raise UserError(f"There is no recipe '{ref}'.", fix=f"Name a file, or one that ships: {', '.join(names)}.")
+    return found
+
+
+def _plot(work: Path) -> Path:
+    """Draw the loss and the held-out answers over the steps."""
+    import json
+
+    from matplotlib.figure import Figure
+
+    from agentflow.adapters.training import METRICS
+
+    log = json.loads((work / METRICS).read_text(encoding="utf-8"))["log"]
+    figure = Figure(figsize=(7, 4), layout="constrained")
+    axes = figure.subplots()
+    for name, label in (("loss", "training loss"), ("nll", "held-out NLL")):
+        rows = [row for row in log if name in row]
+        axes.plot([r["step"] for r in rows], [r[name] for r in rows], label=label, marker="o" if name == "nll" else "")
+    axes.set_xlabel("step")
+    axes.set_ylabel("nats per answer token")
+    axes.legend()
+    path = work / "loss.png"
+    figure.savefig(path)
+    return path

@@ -1,0 +1,69 @@
+"""`agentflow train` on tiny models: plain lines, a bundle that `compare` finds, clear errors."""
+
+from __future__ import annotations
+
+import pytest
+
+from agentflow.adapters.bundle import open_bundle
+
+RECIPE = """\
+sender: tiny
+receiver: tiny
+arguments: {width: 8}
+data: {settings: {facts: 1, questions: 1}, train: 4, held_out: 2}
+steps: 4
+batch: 2
+validate_every: 2
+"""
+
+
+@pytest.fixture
+def recipe(place):
+    (place / "mine.yaml").write_text(RECIPE)
+    return place
+
+
+def test_a_training_tells_its_steps_and_leaves_a_bundle_metrics_and_a_plot(recipe, cli):
+    ended = cli("train", "mine.yaml", "--steps", "3")
+    assert ended.code == 0, ended.err
+    assert "step 1 of 3: loss" in ended.err
+    assert "tokens/s; held out: NLL" in ended.err
+    for name in ("fused", "receiver alone", "zero", "mismatched", "sender alone"):
+        assert name in ended.out
+    card = open_bundle(recipe / "configs" / "adapters" / "mine").card
+    assert card.recipe["steps_done"] == 3
+    assert (recipe / "runs" / "train" / "mine" / "metrics.json").is_file()
+    assert (recipe / "runs" / "train" / "mine" / "loss.png").read_bytes().startswith(b"\x89PNG")
+    compared = cli("compare", "facts.yaml", "-n", "1", "--channels", "text,c2c", "--no-likelihood", "--json")
+    assert compared.code == 0, compared.err
+
+
+def test_folders_can_be_chosen_and_results_read_by_machines(recipe, cli, tmp_path):
+    folders = ("--out", str(tmp_path / "b"), "--work", str(tmp_path / "w"))
+    found = cli("train", "mine.yaml", "--json", *folders).json
+    assert found["bundle"] == str(tmp_path / "b")
+    assert found["metrics"]["answers"] == 2
+    assert (tmp_path / "w" / "checkpoint.safetensors").is_file()
+
+
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        (("steps: 4", "stepps: 4"), "mine.yaml:5:1 – stepps: unknown setting 'stepps'. Did you mean 'steps'"),
+        (("width: 8", "widht: 8"), "unknown setting 'widht'"),
+        (("facts: 1", "factss: 1"), "factss"),
+        (("receiver: tiny", "receiver: tinny"), "tinny"),
+    ],
+)
+def test_wrong_recipes_are_one_plain_error(recipe, cli, change, what):
+    (recipe / "mine.yaml").write_text(RECIPE.replace(*change))
+    ended = cli("train", "mine.yaml")
+    assert ended.code == 2
+    assert what in " ".join(ended.err.split())
+    assert "Traceback" not in ended.err
+
+
+def test_an_unknown_recipe_names_those_that_ship(recipe, cli):
+    ended = cli("train", "nine")
+    assert ended.code == 2
+    assert "There is no recipe 'nine'. Name a file, or one that ships: c2c-self." in " ".join(ended.err.split())
