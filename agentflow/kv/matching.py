@@ -63,8 +63,7 @@ def attention_scores(
     """
 
     def of(layers: Sequence[int]) -> list[Tensor]:
-        logits = _logits(queries, keys, layers, scale, _stacked(biases, layers))
-        probabilities = logits.sub_(_mass(logits)).exp_()
+        probabilities = _probabilities(_logits(queries, keys, layers, scale, _stacked(biases, layers)))
         b, kv_heads, rows, length = probabilities.shape
         n = queries[layers[0]].shape[1]
         rms = probabilities.reshape(b, kv_heads, rows // n, n, length).square_().mean(dim=3).sqrt_()
@@ -103,19 +102,16 @@ def fit(
     """
 
     def of(layers: Sequence[int]) -> list[_Part]:
-        logits = _logits(queries, keys, layers, scale, _stacked(biases, layers))
+        added = _stacked(biases, layers)
+        logits = _logits(queries, keys, layers, scale, added)
         v = torch.stack([values[layer] for layer in layers]).float()
         index = _index(kept, layers, logits)
-        before = _stacked(biases, layers)
-        if before is not None:
-            before = before.gather(2, index)
-        mass = _mass(logits)
+        before = None if added is None else added.gather(2, index)
+        probabilities = _probabilities(logits)
         if moved is None:
-            chosen = logits.gather(3, index.unsqueeze(2).expand(-1, -1, logits.shape[2], -1))
+            a = probabilities.gather(3, index.unsqueeze(2).expand(-1, -1, logits.shape[2], -1))
         else:
-            chosen = _logits(*moved, layers, scale, before)
-        a = chosen.sub_(mass).exp_()
-        probabilities = logits.sub_(mass).exp_()
+            a = _logits(*moved, layers, scale, before).sub_(_mass(logits)).exp_()
         own = v.gather(2, index.unsqueeze(3).expand(-1, -1, -1, v.shape[3]))
         target = probabilities @ v
         use, check = _parts(queries[layers[0]].shape[1], probabilities.shape[2], held_out, probabilities.device)
@@ -218,8 +214,13 @@ def _stacked(biases: Sequence[Tensor] | None, layers: Sequence[int]) -> Tensor |
     return None if biases is None else torch.stack([biases[layer] for layer in layers]).float()
 
 
+def _probabilities(logits: Tensor) -> Tensor:
+    """Attention of each row; a head that sees nothing attends to nothing."""
+    return logits.softmax(dim=-1).nan_to_num_(0.0)
+
+
 def _mass(logits: Tensor) -> Tensor:
-    """The logarithm of each row's attention mass `(…, 1)`; 0 for a head that sees nothing: it attends to nothing."""
+    """The logarithm of each row's attention mass `(…, 1)`; 0 for a head that sees nothing."""
     mass = logits.logsumexp(dim=-1, keepdim=True)
     return mass.masked_fill_(mass == float("-inf"), 0.0)
 
