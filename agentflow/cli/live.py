@@ -17,7 +17,6 @@ from rich.text import Text
 
 from agentflow.cli.console import amount, count, plain, seconds, visible
 from agentflow.cli.warned import Warned
-from agentflow.workflow.frames import address
 
 if TYPE_CHECKING:
     from agentflow.runtime.events import Event, Listener
@@ -73,6 +72,9 @@ class LiveView:
     """Collects events and draws itself; children of a map and rounds of a loop are folded into their node's row."""
 
     def __init__(self, workflow: Workflow, title: str) -> None:
+        from agentflow.workflow.frames import address
+
+        self._address = address
         self._rows = {address(node): _NodeRow() for node in workflow.nodes}
         self._title = title
         self._bar = Progress(
@@ -91,7 +93,7 @@ class LiveView:
             self._bar.update(self._task, total=event.data["items"])
         elif event.kind == "item_finished":
             self._bar.advance(self._task)
-        row = self._rows.get(address(event.node))
+        row = self._rows.get(self._address(event.node))
         if row is None:
             return
         self._listen(event)

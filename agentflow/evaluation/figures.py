@@ -36,8 +36,8 @@ class ItemFigures:
     bytes: int
     first_token_seconds: float
     seconds: float
-    steps: int | None = None
     error: str = ""
+    steps: int | None = None
 
 
 @dataclass(frozen=True)
