@@ -26,7 +26,7 @@ from agentflow.runtime.binding import Binding, bind
 from agentflow.tools import Toolbox
 from agentflow.workflow.graph import ancestors, build_graph
 from agentflow.workflow.meaning import needed
-from agentflow.workflow.parts import AnyNode, ChannelSpec, Node, texts_in
+from agentflow.workflow.parts import ChannelSpec, templates_of
 from agentflow.workflow.schema import Workflow
 
 NO_MESSAGE, SENDER_ALONE, MISMATCHED, ZERO = "no message", "sender alone", "mismatched", "zero"
@@ -230,14 +230,10 @@ def with_itself(workflow: Workflow, arm: Arm) -> Workflow:
 def _refuse_quotes(workflow: Workflow, kept: Collection[str], control: str) -> None:
     gone = set(workflow.nodes) - set(kept)
     for name in kept:
-        for template in _templates(workflow.nodes[name]):
+        for template in templates_of(workflow.nodes[name]):
             named = needed(workflow.layout, name, template)
             if quoted := sorted(gone if named is None else gone & named):
                 raise UserError(f"'{name}' quotes '{quoted[0]}', so there is no control '{control}'.")
-
-
-def _templates(step: AnyNode) -> list[str]:
-    return [step.prompt] if isinstance(step, Node) else [text for _, text in texts_in(step.arguments)]
 
 
 class Zeroed(Channel):

@@ -20,7 +20,7 @@ from agentflow.runtime.scheduler import Unit
 from agentflow.runtime.state import ItemState
 from agentflow.workflow.graph import ancestors, build_graph, topological_order
 from agentflow.workflow.meaning import Needs, needed
-from agentflow.workflow.parts import AnyNode, Node, texts_in
+from agentflow.workflow.parts import AnyNode, Node, templates_of
 from agentflow.workflow.templates import evaluate
 
 Verdict = Literal["runs", "done", "depends", "skipped", "fails", "not asked for"]
@@ -157,7 +157,7 @@ class _Rehearsal:
             yield self._unit(Unit(whole.item, whole.node, child), node)
 
     def _unit(self, unit: Unit, node: AnyNode) -> Foreseen:
-        shown = [name for text in _templates(node) for name in self._open(unit.node, text)]
+        shown = [name for text in templates_of(node) for name in self._open(unit.node, text)]
         open_nodes = list(shown)
         if isinstance(node, Node):  # a tool hears its arguments alone
             senders = {self.state.source(edge.sender) for _, edge, _ in self._binding.incoming(unit.node)}
@@ -179,10 +179,6 @@ class _Rehearsal:
         seen = needed(self._binding.workflow.layout, node, template, is_expression=is_expression)
         names = self._questions.above(node) if seen is None else sorted(map(self.state.source, seen))
         return [name for name in names if name not in self.state.results]
-
-
-def _templates(node: AnyNode) -> list[str]:
-    return [node.prompt] if isinstance(node, Node) else [text for _, text in texts_in(node.arguments)]
 
 
 def _names(nodes: Iterable[str]) -> str:

@@ -254,6 +254,11 @@ def texts_in(value: Any, path: tuple[str | int, ...] = ()) -> Iterator[tuple[tup
             yield from texts_in(inner, (*path, number))
 
 
+def templates_of(node: AnyNode) -> list[str]:
+    """What a node is asked, or called with, in templates."""
+    return [node.prompt] if isinstance(node, Node) else [text for _, text in texts_in(node.arguments)]
+
+
 def _named(data: Any, kind: str, keep: tuple[str, ...]) -> Any:
     """Unfold `name` or `{name: ..., key: value}` into a name and its settings."""
     if isinstance(data, str):

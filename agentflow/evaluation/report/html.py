@@ -8,13 +8,13 @@ from base64 import b64encode
 from dataclasses import dataclass
 from functools import cache
 from hashlib import sha256
-from importlib.resources import files
 
-from jinja2 import Environment, StrictUndefined, Template
+from jinja2 import Template
 from markupsafe import Markup
 
 from agentflow.evaluation.report.columns import columns, heading
 from agentflow.evaluation.report.format import NONE, amount, fact, interval, number, probability, seconds, visible
+from agentflow.evaluation.report.pages import page, resource
 from agentflow.evaluation.report.plots import plots
 from agentflow.evaluation.report.words import findings
 from agentflow.evaluation.rows import Comparison, Row
@@ -37,7 +37,7 @@ class _Item:
 
 def html_report(summary: Summary, comparison: Comparison) -> str:
     """The page. Every foreign text is escaped; a content policy lets no script run but ours, and nothing load."""
-    script = _resource("page.js")
+    script = resource("page.js")
     items = _items(summary, comparison)
     return _template().render(
         heading=heading(summary),
@@ -48,7 +48,7 @@ def html_report(summary: Summary, comparison: Comparison) -> str:
         plots=plots(summary),
         items=items,
         left_out=len(comparison.items) - len(items),
-        style=_resource("page.css"),
+        style=resource("page.css"),
         script=script,
         script_hash=b64encode(sha256(script.encode()).digest()).decode(),
     )
@@ -56,26 +56,23 @@ def html_report(summary: Summary, comparison: Comparison) -> str:
 
 @cache
 def _template() -> Template:
-    env = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    env.filters |= {
-        "amount": amount,
-        "bare": _bare,
-        "change": _change,
-        "fact": fact,
-        "interval": interval,
-        "nats": _nats,
-        "number": number,
-        "probability": probability,
-        "seconds": seconds,
-        "soft": _soft,
-        "tone": _tone,
-        "visible": visible,
-    }
-    return env.from_string(_resource("page.html.jinja"))
-
-
-def _resource(name: str) -> str:
-    return files(__package__).joinpath(name).read_text(encoding="utf-8")
+    return page(
+        "page.html.jinja",
+        {
+            "amount": amount,
+            "bare": _bare,
+            "change": _change,
+            "fact": fact,
+            "interval": interval,
+            "nats": _nats,
+            "number": number,
+            "probability": probability,
+            "seconds": seconds,
+            "soft": _soft,
+            "tone": _tone,
+            "visible": visible,
+        },
+    )
 
 
 def _bare(value: float | None) -> str:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
-from importlib.resources import files
 from typing import Any
 
-from jinja2 import Environment, StrictUndefined, Template
+from jinja2 import Template
 
 from agentflow.evaluation.report.format import amount, number, seconds, short, visible
+from agentflow.evaluation.report.pages import page, resource
 from agentflow.runtime.spans import Span, Spans
 
 MOST_ITEMS = 50
@@ -102,7 +102,7 @@ def timeline_html(run: str, manifest: Mapping[str, Any], state: str, found: Span
         handovers=_handovers(found.spans),
         troubles=troubles[:MOST_TROUBLES],
         troubles_left_out=max(0, len(troubles) - MOST_TROUBLES),
-        style=_resource("page.css") + _resource("timeline.css"),
+        style=resource("page.css") + resource("timeline.css"),
     )
 
 
@@ -160,16 +160,13 @@ def _handovers(spans: Iterable[Span]) -> list[_Handover]:
 
 @cache
 def _template() -> Template:
-    env = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    env.filters |= {
-        "amount": amount,
-        "number": number,
-        "seconds": seconds,
-        "short": lambda text: short(text, 600),
-        "visible": visible,
-    }
-    return env.from_string(_resource("timeline.html.jinja"))
-
-
-def _resource(name: str) -> str:
-    return files(__package__).joinpath(name).read_text(encoding="utf-8")
+    return page(
+        "timeline.html.jinja",
+        {
+            "amount": amount,
+            "number": number,
+            "seconds": seconds,
+            "short": lambda text: short(text, 600),
+            "visible": visible,
+        },
+    )
