@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Literal, Self
 
 import torch
 from pydantic import BaseModel, ConfigDict
@@ -14,10 +14,18 @@ from torch import Tensor, nn
 from agentflow.errors import AdapterError
 from agentflow.kv.cache import KVCache
 from agentflow.kv.geometry import Geometry
+from agentflow.kv.rope import Rope
 from agentflow.plugins import load_plugin
 from agentflow.settings import checked
 
 GROUP = "agentflow.adapters"
+
+Ropes = Sequence[Rope | None]
+"""A model's rotary embeddings, one a layer."""
+
+Place = Literal["text", "front", "turn"]
+"""Where a receiver finds the message. text: in its own cache of the sender's text, which it reads as well; front: in
+positions of their own, before its conversation; turn: in its cache of its own turn."""
 
 
 class AdapterArguments(BaseModel):
@@ -51,6 +59,7 @@ class Adapter(nn.Module, ABC):
 
     name: ClassVar[str]
     Arguments: ClassVar[type[AdapterArguments]]
+    place: ClassVar[Place] = "text"
     temperature: float
     """Of what is drawn while training; the trainer lowers it."""
 
@@ -61,21 +70,37 @@ class Adapter(nn.Module, ABC):
         self.temperature = 1.0
 
     @abstractmethod
-    def encode(self, cache: KVCache) -> dict[str, Tensor]:
-        """What travels of the sender's cache, as named tensors."""
+    def encode(self, cache: KVCache, ropes: Ropes) -> dict[str, Tensor]:
+        """What travels of the sender's cache, as named tensors; `ropes` are the sender's."""
 
     @abstractmethod
-    def decode(self, codes: Mapping[str, Tensor], partners: Tensor, cache: KVCache) -> KVCache:
+    def decode(self, codes: Mapping[str, Tensor], cache: KVCache, ropes: Ropes, partners: Tensor) -> KVCache:
         """The receiver's cache with the message in it.
 
         Args:
             codes: what `encode` gave, at the other end.
-            partners: `(T,)` for each position of `cache` the sender's position of the same text, -1 for none.
-            cache: what the receiver computed of the same text; stays as it is.
+            cache: what the receiver computed: of the same text, of the beginning of its conversation, or of its own
+                turn, as `place` says; it stays as it is.
+            ropes: the receiver's.
+            partners: `(T,)` for each position of `cache` the number of the sender's position of the same text, -1 for
+                none; all of them -1 where the receiver doesn't read that text.
 
         Raises:
             AdapterError: the codes are not of this adapter's sender.
         """
+
+    def forward(
+        self, theirs: Sequence[KVCache], own: Sequence[KVCache], ropes: tuple[Ropes, Ropes], partners: Sequence[Tensor]
+    ) -> list[KVCache]:
+        """A batch of messages from end to end, with gradients: each receiver's cache with its message in it.
+
+        Args:
+            theirs, own: the senders' and the receivers' caches, one a message.
+            ropes: the sender's and the receiver's.
+            partners: as in `decode`, one a message.
+        """
+        rows = zip(theirs, own, partners, strict=True)
+        return [self.decode(self.encode(a, ropes[0]), b, ropes[1], at) for a, b, at in rows]
 
     @property
     def parameter_count(self) -> int:

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
-from agentflow.adapters.base import Adapter, AdapterArguments, Layers
+from agentflow.adapters.base import Adapter, AdapterArguments, Layers, Ropes
 from agentflow.errors import AdapterError
 from agentflow.kv.cache import KVCache
 from agentflow.kv.geometry import Geometry
@@ -138,7 +138,7 @@ class C2C(Adapter):
             self._open = list(zip(*(row.gt(0).tolist() for row in logits), strict=True))
         return self._open
 
-    def forward(self, sender: Layers, receiver: Layers) -> Layers:
+    def added(self, sender: Layers, receiver: Layers) -> Layers:
         """What is added to every layer of `receiver`; the same tokens stand at the same places of both."""
 
         def over(fusers: list[Fuser], theirs: Sequence[Tensor], own: Sequence[Tensor]) -> list[Tensor]:
@@ -148,8 +148,32 @@ class C2C(Adapter):
         of_keys, of_values = self.fusers
         return Layers(over(of_keys, sender.keys, receiver.keys), over(of_values, sender.values, receiver.values))
 
-    def encode(self, cache: KVCache) -> dict[str, Tensor]:
+    def forward(
+        self, theirs: Sequence[KVCache], own: Sequence[KVCache], ropes: tuple[Ropes, Ropes], partners: Sequence[Tensor]
+    ) -> list[KVCache]:
+        """Fuse a batch: its tokens in a row, whatever message they are of."""
+        del ropes
+        places = [(p >= 0).nonzero()[:, 0] for p in partners]
+        chosen = [p[at] for p, at in zip(partners, places, strict=True)]
+        added = self.added(_rows(theirs, chosen), _rows(own, places))
+        lengths = [len(at) for at in places]
+        keys, values = (
+            [cast(Sequence[Tensor], torch.split(t, lengths, dim=-2)) for t in part]
+            for part in (added.keys, added.values)
+        )
+        return [
+            replace(
+                cache,
+                keys=tuple(_plus(k, at, new[n]) for k, new in zip(cache.keys, keys, strict=True)),
+                values=tuple(_plus(v, at, new[n]) for v, new in zip(cache.values, values, strict=True)),
+                _arena=None,
+            )
+            for n, (cache, at) in enumerate(zip(own, places, strict=True))
+        ]
+
+    def encode(self, cache: KVCache, ropes: Ropes) -> dict[str, Tensor]:
         """Keys and values of the layers that a fuser looks at: `layers.N.key`, `layers.N.value`."""
+        del ropes
         if cache.geometry != self.sender:
             raise AdapterError(f"A cache of {cache.geometry} is not of this adapter's sender ({self.sender}).")
         parts: dict[str, Tensor] = {}
@@ -157,8 +181,9 @@ class C2C(Adapter):
             parts |= {f"layers.{n}.key": cache.keys[n], f"layers.{n}.value": cache.values[n]}
         return parts
 
-    def decode(self, codes: Mapping[str, Tensor], partners: Tensor, cache: KVCache) -> KVCache:
+    def decode(self, codes: Mapping[str, Tensor], cache: KVCache, ropes: Ropes, partners: Tensor) -> KVCache:
         """Fuse; positions without a partner and layers whose gate is shut stay as they are, bit by bit."""
+        del ropes
         # Chosen on the CPU, where the partners are: no device has to be waited for.
         places = (partners >= 0).nonzero()[:, 0]
         chosen = partners[places]
@@ -192,6 +217,23 @@ def _fused(fuser: Fuser, theirs: Tensor, own: Tensor, chosen: Tensor, places: Te
     receiver = own.index_select(1, where)
     added: Tensor = fuser(sender, receiver, 1.0)
     return own.index_copy(1, where, receiver + added)
+
+
+def _rows(caches: Sequence[KVCache], picked: Sequence[Tensor]) -> Layers:
+    """These positions of every cache, one behind the other."""
+
+    def joined(parts: Sequence[Sequence[Tensor]]) -> list[Tensor]:
+        layers = zip(*parts, strict=True)
+        return [
+            torch.cat([t.index_select(1, at.to(t.device)) for t, at in zip(row, picked, strict=True)], dim=1).float()
+            for row in layers
+        ]
+
+    return Layers(joined([c.keys for c in caches]), joined([c.values for c in caches]))
+
+
+def _plus(tensor: Tensor, at: Tensor, new: Tensor) -> Tensor:
+    return tensor.index_add(1, at.to(tensor.device), new.to(tensor))
 
 
 def _flat(x: Tensor) -> Tensor:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
+from agentflow.adapters.base import Place
 from agentflow.adapters.recipe import DataRecipe
 from agentflow.errors import DataError
+from agentflow.kv.payload import Turn
 from agentflow.models.alignment import align, spans_of
 from agentflow.models.chat import conversation, render
 from agentflow.models.engine import Engine
@@ -21,11 +24,21 @@ from agentflow.tasks.registry import make_task
 
 @dataclass(frozen=True)
 class Sample:
-    """What the sender reads, what the receiver is asked about it, and the right answer."""
+    """What the sender reads, what the receiver is asked about it, and the right answer.
+
+    Attributes:
+        own_context: what the receiver reads for itself, before the question, where their contexts differ.
+    """
 
     context: str
     question: str
     answer: str
+    own_context: str = ""
+
+    @property
+    def asked(self) -> str:
+        """The receiver's prompt."""
+        return f"{self.own_context}\n\n{self.question}" if self.own_context else self.question
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,10 +47,12 @@ class Example:
 
     Attributes:
         sender: of the conversation, in the sender's tokens.
-        own: of the same, in the receiver's, as far as its own turn leaves it as it is.
+        own: what the receiver has computed when the message comes (see `Place`): the same conversation, as far as its
+            own turn leaves it as it is; or the first token of any; or its own turn, up to where it answers.
         partners: `(len(own),)` the sender's token for each of them, or -1.
-        asked: the receiver's turn behind `own`, up to where it answers.
+        asked: what it computes behind that, up to where it answers.
         answer: the right answer, with the mark of its end.
+        taught: everything up to the answer where the receiver reads the text itself.
     """
 
     sender: tuple[int, ...]
@@ -45,6 +60,7 @@ class Example:
     partners: Tensor
     asked: tuple[int, ...]
     answer: tuple[int, ...]
+    taught: tuple[int, ...]
 
 
 def load_samples(data: DataRecipe, seed: int) -> tuple[list[Sample], list[Sample]]:
@@ -71,37 +87,71 @@ def load_samples(data: DataRecipe, seed: int) -> tuple[list[Sample], list[Sample
     return _samples(items[data.held_out :][: data.train]), _samples(items[: data.held_out])
 
 
-def make_examples(samples: Sequence[Sample], sender: Engine, receiver: Engine) -> list[Example]:
-    """Render and align samples for a pair of models."""
-    return [_example(sample, sender.tokenizer, receiver.tokenizer) for sample in samples]
+def make_examples(samples: Sequence[Sample], sender: Engine, receiver: Engine, place: Place = "text") -> list[Example]:
+    """Render and align samples for a pair of models, and an adapter whose messages are found at `place`."""
+    return [_example(sample, sender.tokenizer, receiver.tokenizer, place) for sample in samples]
 
 
-def _example(sample: Sample, sender: Any, receiver: Any) -> Example:
+def anchor(tokenizer: Any) -> tuple[int, ...]:
+    """The token that every conversation begins with: it stands before a message that has positions of its own.
+
+    Models put much of their attention on the first position, whatever it says (arXiv 2309.17453).
+    """
+    return tuple(render(tokenizer, conversation("", "-"), reply=False)[:1])
+
+
+def reply_frame(tokenizer: Any, turns: Sequence[Turn]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """A conversation's tokens up to where the assistant's turn opens, and that opening: at least one token."""
+    whole = render(tokenizer, turns, reply=True)
+    shared = _shared(render(tokenizer, turns, reply=False), whole)
+    return tuple(whole[:shared]), tuple(whole[shared:])
+
+
+def _example(sample: Sample, sender: Any, receiver: Any, place: Place) -> Example:
     turns = conversation("", sample.context)
-    theirs, own = render(sender, turns, reply=False), render(receiver, turns, reply=False)
-    asked = render(receiver, conversation("", sample.question, turns), reply=True)
-    shared = next((n for n, (a, b) in enumerate(zip(own, asked[:-1], strict=False)) if a != b), len(own))
-    partners = align(spans_of(receiver, own, turns), spans_of(sender, theirs, turns))
+    theirs = tuple(render(sender, turns, reply=False))
+    taught = tuple(render(receiver, conversation("", sample.asked, turns), reply=True))
+    if place == "text":
+        rendered = render(receiver, turns, reply=False)
+        shared = _shared(rendered, taught)
+        own, asked = tuple(rendered[:shared]), taught[shared:]
+        partners = align(spans_of(receiver, rendered, turns), spans_of(sender, theirs, turns))[:shared]
+    else:
+        before, opening = reply_frame(receiver, conversation("", sample.asked))
+        own, asked = (before, opening) if place == "turn" else (anchor(receiver), (*before, *opening))
+        partners = torch.full((len(own),), -1)
     answer = receiver(sample.answer, add_special_tokens=False)["input_ids"]
     end = [receiver.eos_token_id] if receiver.eos_token_id is not None else []
-    return Example(tuple(theirs), tuple(own[:shared]), partners[:shared], tuple(asked[shared:]), (*answer, *end))
+    return Example(theirs, own, partners, asked, (*answer, *end), taught)
+
+
+def _shared(own: Sequence[int], whole: Sequence[int]) -> int:
+    """How many tokens `whole` begins with of `own`, and at least one behind them."""
+    return next(
+        (n for n, (a, b) in enumerate(zip(own, whole[:-1], strict=False)) if a != b), min(len(own), len(whole) - 1)
+    )
 
 
 def _samples(items: Sequence[Item]) -> list[Sample]:
     found = []
     for item in items:
-        given = item.inputs
+        given, own = item.inputs, ""
         if "facts" in given:
             context, questions = " ".join(given["facts"]), given["questions"]
         elif "documents" in given:
-            context = "\n".join(f"{d['title']}: {d['text']}" for d in given["documents"])
+            context, own = _listed(given["documents"]), _listed(given.get("own_documents", ()))
             questions = [given["question"]]
         else:
-            context, questions = given["context"], [given["question"]]
-        found += [Sample(context, q, answers[0]) for q, answers in zip(questions, item.answers, strict=True)]
+            context, own, questions = given["context"], given["own_context"], [given["question"]]
+        found += [Sample(context, q, answers[0], own) for q, answers in zip(questions, item.answers, strict=True)]
     return found
+
+
+def _listed(documents: Sequence[Mapping[str, str]]) -> str:
+    return "\n".join(f"{d['title']}: {d['text']}" for d in documents)
 
 
 def _read_line(record: Record) -> Item:
     inputs = {name: record.text(name) for name in ("context", "question")}
-    return Item(record.where, inputs, ((record.text("answer"),),))
+    own = record.text("own_context") if "own_context" in record.values else ""
+    return Item(record.where, {**inputs, "own_context": own}, ((record.text("answer"),),))

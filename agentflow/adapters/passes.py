@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor
 
-from agentflow.adapters.base import Layers
+from agentflow.adapters.base import Ropes
 from agentflow.adapters.examples import Example
+from agentflow.adapters.reading import Readings
+from agentflow.errors import DataError
 from agentflow.kv.cache import KVCache
 from agentflow.models.engine import Engine
 from agentflow.models.requests import Request
@@ -34,101 +36,116 @@ class Measured:
 
 
 @dataclass(frozen=True, eq=False)
-class Pair:
-    """Two frozen models."""
+class Answered:
+    """What the receiver makes of the right answers of a batch; its rows are all their tokens.
 
-    sender: Engine
-    receiver: Engine
+    Attributes:
+        losses: `(tokens,)` nats, with gradients in the adapter.
+        likeliest: `(tokens,)` whether the right one was.
+        logits: `(tokens, vocabulary)`.
+    """
+
+    losses: Tensor
+    likeliest: Tensor
+    logits: Tensor
+
+
+class Pair:
+    """Two frozen models, and what they have read."""
+
+    def __init__(self, sender: Engine, receiver: Engine) -> None:
+        self.sender, self.receiver = sender, receiver
+        self._theirs, self._own = Readings(sender), Readings(receiver)
+
+    @property
+    def ropes(self) -> tuple[Ropes, Ropes]:
+        """The rotary embeddings of both."""
+        return self.sender.loaded.ropes, self.receiver.loaded.ropes
 
     def read(self, batch: Sequence[Example]) -> tuple[list[KVCache], list[KVCache]]:
         """Both models' caches of every conversation; side by side where they are on different devices."""
-        asked = (self.sender, [e.sender for e in batch]), (self.receiver, [e.own for e in batch])
+        asked = (self._theirs, [e.sender for e in batch]), (self._own, [e.own for e in batch])
         if self.sender.loaded.device == self.receiver.loaded.device:
-            return _caches(*asked[0]), _caches(*asked[1])
+            return asked[0][0].of(asked[0][1]), asked[1][0].of(asked[1][1])
         with ThreadPoolExecutor(2) as pool:
-            theirs, own = (pool.submit(_caches, *one) for one in asked)
+            theirs, own = (pool.submit(readings.of, rows) for readings, rows in asked)
             return theirs.result(), own.result()
 
-    def answer_losses(
-        self, adapter: Any, batch: Sequence[Example], message: Message = "right"
-    ) -> tuple[Tensor, Tensor]:
-        """Each answer token's loss `(tokens,)` in nats, with gradients in the adapter, and which were the likeliest."""
+    def answer(self, adapter: Any, batch: Sequence[Example], message: Message = "right") -> Answered:
+        """The right answers behind a message; "mismatched" is the state of the example before, of the right length."""
         theirs, own = self.read(batch)
-        if message == "mismatched":  # the right text at the receiver, another's state from the sender
+        if message == "mismatched":  # the right text at the receiver, where it reads it
             theirs = [_resized(theirs[n - 1], len(theirs[n])) for n in range(len(theirs))]
         if message == "zero":
             theirs = [_blank(cache) for cache in theirs]
         if message != "none":
-            own = fuse(adapter, theirs, own, [e.partners for e in batch])
-        return _losses(self.receiver, own, batch)
+            own = adapter(theirs, own, self.ropes, [e.partners for e in batch])
+        return _answered(self.receiver, own, [e.asked for e in batch], batch)
+
+    def taught(self, batch: Sequence[Example]) -> Tensor:
+        """`(tokens, vocabulary)` logits of the answers where the receiver reads everything itself; no gradients."""
+        with torch.no_grad():
+            caches = self._own.of([e.taught[:-1] for e in batch])
+            return _answered(self.receiver, caches, [e.taught[-1:] for e in batch], batch).logits
 
     def measure(self, adapter: Any, examples: Sequence[Example], message: Message = "right", *, size: int) -> Measured:
-        """The right answers under the receiver, without gradients; `size` examples at once."""
+        """The right answers under the receiver, without gradients; `size` examples at once.
+
+        Raises:
+            DataError: "mismatched", and all examples are of one conversation.
+        """
+        given = _strangers(examples) if message == "mismatched" else [[e] for e in examples]
         with torch.no_grad():
-            parts = [self.answer_losses(adapter, b, message) for b in _batches(examples, size)]
-        return _measured(parts, examples)
+            if message == "mismatched":
+                answered = [_last(self.answer(adapter, pair, message), pair) for pair in given]
+            else:
+                answered = [self.answer(adapter, b, message) for b in _batches(examples, size)]
+        return _measured(answered, examples)
 
     def sender_alone(self, asked: Sequence[Example], *, size: int) -> Measured:
         """The sender answers itself; `asked` are samples with the sender at both ends."""
         with torch.no_grad():
-            parts = [_losses(self.sender, _caches(self.sender, [e.own for e in b]), b) for b in _batches(asked, size)]
-        return _measured(parts, asked)
+            answered = [
+                _answered(self.sender, self._theirs.of([e.taught[:-1] for e in b]), [e.taught[-1:] for e in b], b)
+                for b in _batches(asked, size)
+            ]
+        return _measured(answered, asked)
 
 
-def fuse(adapter: Any, theirs: Sequence[KVCache], own: Sequence[KVCache], partners: Sequence[Tensor]) -> list[KVCache]:
-    """Each receiver's cache with the sender's in it. Adapters are token-wise: a batch is its tokens in a row.
-
-    Args:
-        adapter: called with the `Layers` of sender and receiver, gives what to add.
-    """
-    places = [(p >= 0).nonzero()[:, 0] for p in partners]
-    chosen = [p[at] for p, at in zip(partners, places, strict=True)]
-    sender = _rows([Layers.of(c) for c in theirs], chosen)
-    added = adapter(sender, _rows([Layers.of(c) for c in own], places))
-    lengths = [len(at) for at in places]
-    keys = [t.split(lengths, dim=-2) for t in added.keys]
-    values = [t.split(lengths, dim=-2) for t in added.values]
-    return [
-        replace(
-            cache,
-            keys=tuple(k.index_add(1, at.to(k.device), new[n].to(k)) for k, new in zip(cache.keys, keys, strict=True)),
-            values=tuple(
-                v.index_add(1, at.to(v.device), new[n].to(v)) for v, new in zip(cache.values, values, strict=True)
-            ),
-            _arena=None,
-        )
-        for n, (cache, at) in enumerate(zip(own, places, strict=True))
-    ]
-
-
-def _rows(caches: Sequence[Layers], picked: Sequence[Tensor]) -> Layers:
-    def joined(parts: Sequence[Sequence[Tensor]]) -> list[Tensor]:
-        layers = zip(*parts, strict=True)
-        return [
-            torch.cat([t.index_select(1, at.to(t.device)) for t, at in zip(row, picked, strict=True)], dim=1).float()
-            for row in layers
-        ]
-
-    return Layers(joined([c.keys for c in caches]), joined([c.values for c in caches]))
-
-
-def _losses(engine: Engine, caches: Sequence[KVCache], batch: Sequence[Example]) -> tuple[Tensor, Tensor]:
-    requests = [Request((*e.asked, *e.answer), cache) for e, cache in zip(batch, caches, strict=True)]
+def _answered(
+    engine: Engine, caches: Sequence[KVCache], asked: Sequence[tuple[int, ...]], batch: Sequence[Example]
+) -> Answered:
+    rows = zip(asked, batch, caches, strict=True)
+    requests = [Request((*turn, *e.answer), cache) for turn, e, cache in rows]
     logits = engine.logits(requests, keep=max(len(e.answer) for e in batch) + 1)[:, :-1].float()
-    rows = torch.cat([logits[n, -len(e.answer) :] for n, e in enumerate(batch)])
-    gold = torch.tensor([t for e in batch for t in e.answer], device=rows.device)
-    return torch.nn.functional.cross_entropy(rows, gold, reduction="none"), rows.argmax(dim=-1) == gold
+    of_answers = torch.cat([logits[n, -len(e.answer) :] for n, e in enumerate(batch)])
+    gold = torch.tensor([t for e in batch for t in e.answer], device=of_answers.device)
+    losses = torch.nn.functional.cross_entropy(of_answers, gold, reduction="none")
+    return Answered(losses, of_answers.argmax(dim=-1) == gold, of_answers)
 
 
-def _measured(parts: Sequence[tuple[Tensor, Tensor]], examples: Sequence[Example]) -> Measured:
-    losses, right = (torch.cat([part[n].cpu() for part in parts]) for n in (0, 1))
+def _strangers(examples: Sequence[Example]) -> list[list[Example]]:
+    """Each example behind the next one, in the order of a circle, that is of another conversation."""
+    found = []
+    for n, example in enumerate(examples):
+        circle = (*examples[n + 1 :], *examples[:n])
+        stranger = next((other for other in circle if other.sender != example.sender), None)
+        if stranger is None:
+            raise DataError("All held-out examples are of one conversation, so none can get another's message.")
+        found.append([stranger, example])
+    return found
+
+
+def _last(answered: Answered, batch: Sequence[Example]) -> Answered:
+    n = len(batch[-1].answer)
+    return Answered(answered.losses[-n:], answered.likeliest[-n:], answered.logits[-n:])
+
+
+def _measured(answered: Sequence[Answered], examples: Sequence[Example]) -> Measured:
+    losses = torch.cat([a.losses.cpu() for a in answered])
+    right = torch.cat([a.likeliest.cpu() for a in answered])
     answers = cast(Sequence[Tensor], torch.split(right, [len(e.answer) for e in examples]))
     return Measured(float(losses.mean()), sum(bool(a.all()) for a in answers) / len(answers))
-
-
-def _caches(engine: Engine, rows: Sequence[tuple[int, ...]]) -> list[KVCache]:
-    asked = [Request(ids, max_new_tokens=0, keep_cache=True) for ids in rows]
-    return [answer.cache for answer in engine.generate(asked) if answer.cache is not None]
 
 
 def _batches(examples: Sequence[Example], size: int) -> list[Sequence[Example]]:

@@ -16,7 +16,9 @@ class DataRecipe(_Model):
     """What is trained on, and what is held out."""
 
     task: Literal["private_facts", "hotpotqa", "jsonl"] = Field(
-        default="private_facts", description="generated facts, HotpotQA, or lines of {context, question, answer}"
+        default="private_facts",
+        description="generated facts, HotpotQA, or lines of {context, question, answer}, and own_context where the "
+        "receiver reads something itself",
     )
     file: Path | None = Field(default=None, description="the data of hotpotqa and jsonl; its first items are held out")
     settings: dict[str, Any] = Field(default_factory=dict, description="of the task")
@@ -32,6 +34,15 @@ class DataRecipe(_Model):
         return self
 
 
+class Weights(_Model):
+    """What is made small: a sum of losses, each with its weight."""
+
+    likelihood: float = Field(default=1.0, ge=0, description="of the right answer, nats a token")
+    kl: float = Field(
+        default=0.0, ge=0, description="of what the receiver says from what it says when it reads the text itself"
+    )
+
+
 class Recipe(_Model):
     """Everything that a training depends on; the same recipe on the same machine gives the same weights."""
 
@@ -40,6 +51,7 @@ class Recipe(_Model):
     sender: str | dict[str, Any] = Field(description="a model, as workflows name it")
     receiver: str | dict[str, Any] = Field(description="a model, as workflows name it")
     data: DataRecipe = Field(default_factory=DataRecipe)
+    losses: Weights = Field(default_factory=Weights)
     steps: int = Field(default=300, ge=1, description="optimizer steps")
     batch: int = Field(default=4, ge=1, description="examples computed at once")
     accumulate: int = Field(default=1, ge=1, description="batches to a step")

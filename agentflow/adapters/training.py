@@ -21,6 +21,7 @@ from agentflow.adapters.bundle import Bundle, save_bundle
 from agentflow.adapters.card import End
 from agentflow.adapters.checkpoint import load_state, save_state
 from agentflow.adapters.examples import Example, load_samples, make_examples
+from agentflow.adapters.objective import objective
 from agentflow.adapters.passes import Measured, Message, Pair
 from agentflow.adapters.recipe import Recipe
 from agentflow.errors import AdapterError
@@ -90,8 +91,8 @@ class _Training:
         optimizer = torch.optim.AdamW(self.adapter.parameters(), recipe.learning_rate, weight_decay=recipe.weight_decay)
         self.prepared, self.optimizer = self.accelerator.prepare(self.adapter, optimizer)
         trained, self.held_out_samples = load_samples(recipe.data, recipe.seed)
-        self.examples = make_examples(trained, pair.sender, pair.receiver)
-        self.held_out = make_examples(self.held_out_samples, pair.sender, pair.receiver)
+        ends = pair.sender, pair.receiver, self.adapter.place
+        self.examples, self.held_out = make_examples(trained, *ends), make_examples(self.held_out_samples, *ends)
         told = recipe.model_dump(mode="json"), [asdict(mark) for mark in marks]
         self.mark = blake3(json.dumps(told, sort_keys=True).encode()).hexdigest()
         self.state = load_state(work / CHECKPOINT, self.mark, self.adapter, self.optimizer)
@@ -144,8 +145,7 @@ class _Training:
         torch.manual_seed((recipe.seed << 32) + step)
         total, tokens = 0.0, 0
         for batch in self._batches(step):
-            losses, _ = self.pair.answer_losses(self.prepared, batch)
-            loss = losses.mean() / recipe.accumulate
+            loss = objective(self.pair, self.prepared, batch, recipe.losses) / recipe.accumulate
             self.accelerator.backward(loss)
             total += float(loss.detach())
             tokens += sum(len(e.sender) + len(e.own) + len(e.asked) + len(e.answer) for e in batch)

@@ -104,7 +104,7 @@ class AdapterChannel(Channel):
             losses.append(f"{head} positions of other conversations left out")
         if cache.bias is not None:
             losses.append("biases of the sender's cache left out")
-        codes = _loaded(bundle, task.engine.loaded.device, task.engine.loaded.dtype).encode(cache)
+        codes = _loaded(bundle, task.engine.loaded.device, task.engine.loaded.dtype).encode(cache, sender.ropes)
         header = Header(self.name, message.sender, sender.fingerprint, len(spans), len(places), tuple(losses))
         settings = {"turns": [asdict(turn) for turn in message.turns], "source": list(sender.spec.identity)}
         beside = {SPANS: spans.to(torch.int32), PLACES: places.to(torch.int32)}
@@ -200,7 +200,7 @@ def _written(header: Header, opened: _Opened, bundle: Bundle, receiver: Engine) 
     base, token_ids, computed = read(opened.turns, receiver)
     read_at = time.perf_counter()
     partners = opened.partners(spans_of(own.tokenizer, token_ids, opened.turns))
-    cache = _loaded(bundle, own.device, own.dtype).decode(opened.codes, partners, base)
+    cache = _loaded(bundle, own.device, own.dtype).decode(opened.codes, base, own.ropes, partners)
     stats = {
         "own_tokens": float(computed),
         "own_seconds": read_at - start,

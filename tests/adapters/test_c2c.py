@@ -110,7 +110,7 @@ def test_it_equals_its_formulas(arguments):
         made.keys[2].gate.fill_(-0.1)
     made.eval()
     sender, receiver = cache(SENDER), cache(RECEIVER, seed=1)
-    fused = made.decode(made.encode(sender), torch.arange(7), receiver)
+    fused = made.decode(made.encode(sender, ()), receiver, (), torch.arange(7))
     for n, source in enumerate(made.pairs):
         for found, fusers, theirs, own in (
             (fused.keys[n], made.keys, sender.keys[source], receiver.keys[n]),
@@ -124,7 +124,7 @@ def test_it_equals_its_formulas(arguments):
 def test_an_adapter_at_initialisation_leaves_the_receivers_cache_as_it_is():
     made = make_adapter("c2c", SENDER, RECEIVER, {"width": 16}).double().eval()
     receiver = cache(RECEIVER, seed=1)
-    fused = made.decode(made.encode(cache(SENDER)), torch.arange(7), receiver)
+    fused = made.decode(made.encode(cache(SENDER), ()), receiver, (), torch.arange(7))
     assert all(
         torch.equal(a, b) for a, b in zip(fused.keys + fused.values, receiver.keys + receiver.values, strict=True)
     )
@@ -136,10 +136,10 @@ def test_shut_gates_change_nothing_bit_by_bit_even_where_the_message_is_no_numbe
     receiver.keys[0][0, 0, 0] = -0.0
     for tensor in (*sender.keys, *sender.values):
         tensor.fill_(float("nan"))
-    fused = made.decode(made.encode(sender), torch.arange(7), receiver)
+    fused = made.decode(made.encode(sender, ()), receiver, (), torch.arange(7))
     for a, b in zip(fused.keys + fused.values, receiver.keys + receiver.values, strict=True):
         assert a.numpy().tobytes() == b.numpy().tobytes()
-    added = made(Layers.of(sender), Layers.of(receiver))
+    added = made.added(Layers.of(sender), Layers.of(receiver))
     assert all(torch.equal(t, torch.zeros_like(t)) for t in (*added.keys, *added.values))
 
 
@@ -147,9 +147,9 @@ def test_positions_are_fused_with_their_partners_and_stay_without_one():
     made = set_gates(fuser(), 1.0)
     sender, receiver = cache(SENDER, 9), cache(RECEIVER, 5, seed=1)
     partners = torch.tensor([3, -1, 3, 8, -1])
-    fused = made.decode(made.encode(sender), partners, receiver)
+    fused = made.decode(made.encode(sender, ()), receiver, (), partners)
     moved = sender.select(torch.tensor([3, 8]))
-    direct = made.decode(made.encode(moved), torch.tensor([0, 1]), receiver.select(torch.tensor([2, 3])))
+    direct = made.decode(made.encode(moved, ()), receiver.select(torch.tensor([2, 3])), (), torch.tensor([0, 1]))
     for n in range(4):
         assert torch.equal(fused.keys[n][:, [1, 4]], receiver.keys[n][:, [1, 4]])
         torch.testing.assert_close(fused.values[n][:, 2:4], direct.values[n])
@@ -166,9 +166,9 @@ def test_a_batch_is_its_rows_one_by_one():
         )
         for end in (0, 1)
     ]
-    together = made(*stack)
+    together = made.added(*stack)
     for n, (sender, receiver) in enumerate(rows):
-        alone = made(Layers.of(sender), Layers.of(receiver))
+        alone = made.added(Layers.of(sender), Layers.of(receiver))
         for a, b in zip((*together.keys, *together.values), (*alone.keys, *alone.values), strict=True):
             torch.testing.assert_close(a[n], b)
 
@@ -203,7 +203,7 @@ def test_gates_are_drawn_while_training_and_sharpen_as_the_temperature_falls():
         < 0.02
         < float(((soft > 0.01) & (soft < 0.99)).double().mean())
     )
-    first, second = made(sender, receiver), made(sender, receiver)
+    first, second = made.added(sender, receiver), made.added(sender, receiver)
     assert not torch.equal(first.keys[0], second.keys[0])
 
 
@@ -215,18 +215,18 @@ def test_dropout_acts_while_training_only():
     assert torch.equal(block(x), block(x))
     assert not torch.equal(block.train()(x), block(x))
     made.eval()
-    both = [made.decode(made.encode(sender), torch.arange(7), receiver).keys[0] for _ in range(2)]
+    both = [made.decode(made.encode(sender, ()), receiver, (), torch.arange(7)).keys[0] for _ in range(2)]
     assert torch.equal(*both)
 
 
 def test_foreign_codes_and_wrong_arguments_are_refused_by_name():
     made = set_gates(fuser(), 1.0)
     with pytest.raises(AdapterError, match="is not of this adapter's sender"):
-        made.encode(cache(RECEIVER))
-    codes = made.encode(cache(SENDER))
+        made.encode(cache(RECEIVER), ())
+    codes = made.encode(cache(SENDER), ())
     del codes["layers.1.value"]
     with pytest.raises(AdapterError, match=r"nothing as layers\.1\.value"):
-        made.decode(codes, torch.arange(7), cache(RECEIVER))
+        made.decode(codes, cache(RECEIVER), (), torch.arange(7))
     for arguments, what in (
         ({"widht": 3}, "unknown setting 'widht'"),
         ({"width": 0}, "width"),

@@ -14,7 +14,7 @@ from accelerate.state import AcceleratorState
 
 from agentflow.adapters.base import make_adapter
 from agentflow.adapters.examples import load_samples, make_examples
-from agentflow.adapters.passes import Pair, fuse
+from agentflow.adapters.passes import Pair
 from agentflow.adapters.recipe import DataRecipe, Recipe
 from agentflow.adapters.training import CHECKPOINT, METRICS, train
 from agentflow.channels.base import Message, Task
@@ -137,8 +137,8 @@ def test_accumulated_batches_make_the_step_of_one_large_batch(tmp_path):
     marks = sender.fingerprint.geometry, receiver.fingerprint.geometry
     adapter = randomised(make_adapter("c2c", *marks, settings["arguments"]), scale=0.1)
     both = Pair(sender, receiver)
-    whole, _ = both.answer_losses(adapter, examples)
-    parts = [both.answer_losses(adapter, examples[n : n + 2])[0] for n in (0, 2)]
+    whole = both.answer(adapter, examples).losses
+    parts = [both.answer(adapter, examples[n : n + 2]).losses for n in (0, 2)]
     torch.testing.assert_close(whole, torch.cat(parts), atol=1e-5, rtol=1e-4)
 
 
@@ -158,9 +158,10 @@ def test_training_fuses_as_the_channel_does(tmp_path):
     bundle = bundle_of(tmp_path / "b", sender, receiver)
     sample = load_samples(DataRecipe(**DATA), 0)[0][0]
     (example,) = make_examples([sample], sender, receiver)
-    theirs, own = Pair(sender, receiver).read([example])
+    both = Pair(sender, receiver)
+    theirs, own = both.read([example])
     with torch.no_grad():
-        (fused,) = fuse(bundle.load(), theirs, own, [example.partners])
+        (fused,) = bundle.load()(theirs, own, both.ropes, [example.partners])
     turns = conversation("", sample.context)
     ids = tuple(render(sender.tokenizer, turns, reply=False))
     channel = make_channel("c2c", {"bundle": str(bundle.folder)})
@@ -182,7 +183,7 @@ def test_gates_shut_is_the_receiver_alone(tmp_path):
 def test_only_the_answers_count(tmp_path):
     sender, receiver = pair()
     (example,) = make_examples(load_samples(DataRecipe(**DATA), 0)[1][:1], sender, receiver)
-    losses, _ = Pair(sender, receiver).answer_losses(None, [example], "none")
+    losses = Pair(sender, receiver).answer(None, [example], "none").losses
     assert losses.shape == (len(example.answer),)
     prefix = receiver.prefill(example.own)
     wanted = -receiver.score(prefix, example.asked, example.answer).log_probs

@@ -77,7 +77,7 @@ def test_the_receiver_stands_on_its_own_cache_with_the_senders_fused_in(pair, fo
     ids = tuple(render(receiver.tokenizer, TURNS, reply=False))
     own, theirs = receiver.prefill(ids), sender.prefill(ids)
     adapter = open_bundle(folder).load()
-    expected = adapter.decode(adapter.encode(theirs), torch.arange(len(ids)), own)
+    expected = adapter.decode(adapter.encode(theirs, ()), own, (), torch.arange(len(ids)))
     for found, wanted, before in zip(context.cache.keys, expected.keys, own.keys, strict=True):
         torch.testing.assert_close(found, wanted, atol=1e-5, rtol=0)
         assert not torch.allclose(found, before, atol=1e-3)
@@ -147,7 +147,7 @@ def test_models_with_other_tokenizers_templates_and_depths_are_joined(tmp_path):
     theirs, own = message(sender), render(receiver.tokenizer, TURNS, reply=False)
     partners = align(spans_of(receiver.tokenizer, own, TURNS), spans_of(sender.tokenizer, theirs.token_ids, TURNS))
     adapter = open_bundle(tmp_path / "b").load()
-    expected = adapter.decode(adapter.encode(theirs.cache), partners, receiver.prefill(own))
+    expected = adapter.decode(adapter.encode(theirs.cache, ()), receiver.prefill(own), (), partners)
     for found, wanted in zip(context.cache.values, expected.values, strict=True):
         torch.testing.assert_close(found, wanted, atol=1e-5, rtol=0)
     assert 0.5 < context.stats["aligned_share"] < 1.0

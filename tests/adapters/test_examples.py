@@ -1,0 +1,106 @@
+"""Samples in tokens: where the message is found, contexts that differ, and what the receiver would read by itself."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+from agentflow.adapters.examples import Sample, anchor, load_samples, make_examples
+from agentflow.adapters.objective import divergence, objective
+from agentflow.adapters.passes import Pair
+from agentflow.adapters.reading import Readings
+from agentflow.adapters.recipe import DataRecipe, Weights
+from agentflow.errors import DataError
+from agentflow.models.chat import conversation, render
+from tests.tiny import tiny_engine
+
+SAMPLE = Sample("The code of Ann is 4711.", "What is the code of Ann?", "4711", "Ann works in room 9.")
+
+
+@pytest.fixture(scope="module")
+def engines():
+    return tiny_engine("llama"), tiny_engine("qwen2")
+
+
+@pytest.mark.parametrize("place", ["text", "front", "turn"])
+def test_what_the_receiver_computes_in_two_parts_is_a_whole_conversation(engines, place):
+    (example,) = make_examples([SAMPLE], *engines, place)
+    tokenizer = engines[1].tokenizer
+    alone = conversation("", f"{SAMPLE.own_context}\n\n{SAMPLE.question}")
+    behind = conversation("", f"{SAMPLE.own_context}\n\n{SAMPLE.question}", conversation("", SAMPLE.context))
+    whole = {
+        "text": render(tokenizer, behind, reply=True),
+        "front": [*anchor(tokenizer), *render(tokenizer, alone, reply=True)],
+        "turn": render(tokenizer, alone, reply=True),
+    }
+    assert [*example.own, *example.asked] == whole[place]
+    assert list(example.taught) == whole["text"]
+    assert example.asked
+    assert len(example.partners) == len(example.own)
+    assert bool((example.partners >= 0).any()) == (place == "text")
+
+
+def test_contexts_that_differ_come_from_lines_and_from_split_questions(tmp_path):
+    lines = [
+        {"context": "c", "question": "q", "answer": "a", "own_context": "o"},
+        {"context": "c", "question": "q", "answer": "a"},
+    ]
+    path = tmp_path / "data.jsonl"
+    path.write_text("\n".join(map(json.dumps, lines)))
+    trained, held_out = load_samples(DataRecipe(task="jsonl", file=path, held_out=1), 0)
+    assert [held_out[0].own_context, trained[0].own_context] == ["o", ""]
+    assert held_out[0].asked == "o\n\nq"
+    assert trained[0].asked == "q"
+    record = {
+        "_id": "1",
+        "question": "Which?",
+        "answer": "A",
+        "type": "bridge",
+        "supporting_facts": [["T0", 0], ["T1", 0]],
+        "context": [[f"T{n}", [f"Sentence {n}."]] for n in range(4)],
+    }
+    hotpot = tmp_path / "hotpot.json"
+    hotpot.write_text(json.dumps([record, {**record, "_id": "2"}]))
+    recipe = DataRecipe(task="hotpotqa", file=hotpot, held_out=1, settings={"setting": "split"})
+    (sample,) = load_samples(recipe, 0)[0]
+    assert {"T0", "T1"} == {name for name in ("T0", "T1") if (name in sample.context) != (name in sample.own_context)}
+
+
+def test_a_conversation_that_comes_again_is_not_computed_again(engines):
+    readings = Readings(engines[0], budget=1)
+    (first,) = readings.of([(1, 2, 3)])
+    assert readings.of([(1, 2, 3)])[0] is first
+    readings.of([(4, 5)])  # beyond the budget: the first goes
+    again = readings.of([(1, 2, 3)])[0]
+    assert again is not first
+    assert torch.equal(again.keys[0], first.keys[0])
+
+
+def test_the_divergence_is_that_of_the_definition_and_nothing_between_equals():
+    torch.manual_seed(0)
+    a, b = torch.randn(2, 5, 11).double()
+    p, q = a.softmax(-1), b.softmax(-1)
+    assert float(divergence(a, b)) == pytest.approx(float((p * (p / q).log()).sum(-1).mean()))
+    assert float(divergence(a, a)) == pytest.approx(0, abs=1e-12)
+
+
+def test_the_objective_is_the_weighted_sum(engines):
+    samples = [SAMPLE, Sample("The code of Bob is 1234.", "What is the code of Bob?", "1234")]
+    pair, examples = Pair(*engines), make_examples(samples, *engines, "front")
+
+    def alone(theirs, own, ropes, partners):
+        return own
+
+    both = objective(pair, alone, examples, Weights(likelihood=0.5, kl=2.0))
+    answered = pair.answer(alone, examples)
+    expected = 0.5 * answered.losses.mean() + 2 * divergence(pair.taught(examples), answered.logits)
+    torch.testing.assert_close(both, expected)
+    assert float(divergence(pair.taught(examples), answered.logits)) > 0
+
+
+def test_a_mismatched_message_is_never_of_the_same_conversation(engines):
+    twice = [SAMPLE, Sample(SAMPLE.context, "And whose?", "Ann")]
+    with pytest.raises(DataError, match="one conversation"):
+        Pair(*engines).measure(None, make_examples(twice, *engines, "front"), "mismatched", size=2)
