@@ -297,8 +297,8 @@ def cli_reference() -> str:
 
 def _models() -> str:
     return (
-        "`model:` takes a name (`agentflow models` lists them), a folder with a transformers model, a hub id, or a "
-        "mapping of these keys; a mapping may say `use: NAME` and change single keys. A name is a file "
+        "`model:` takes a name (`agentflow models list` lists them), a folder with a transformers model, a hub id, or "
+        "a mapping of these keys; a mapping may say `use: NAME` and change single keys. A name is a file "
         "`configs/models/NAME.yaml` with these keys, and `extends: OTHER` in it takes all but `model` from another one."
     )
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from math import cos, pi
 from pathlib import Path
 from typing import Any, Literal
 
+import torch
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 
@@ -43,7 +45,45 @@ class Weights(_Model):
     )
 
 
-class Recipe(_Model):
+class Stepping(_Model):
+    """How weights are changed, step by step."""
+
+    steps: int = Field(default=300, ge=1, description="optimizer steps")
+    batch: int = Field(default=4, ge=1, description="examples computed at once")
+    learning_rate: float = Field(default=1e-3, gt=0)
+    schedule: Literal["linear", "cosine", "constant"] = Field(
+        default="cosine", description="of the rate, after warm-up"
+    )
+    warmup: float = Field(default=0.1, ge=0, lt=1, description="share of the steps in which the rate rises")
+    weight_decay: float = Field(default=0.01, ge=0)
+    clip: float = Field(default=1.0, gt=0, description="largest norm of a step's gradient")
+    seed: int = Field(default=0, ge=0, lt=1 << 31)
+    validate_every: int = Field(default=50, ge=1, description="steps")
+    checkpoint_every: int = Field(default=50, ge=1, description="steps")
+
+    def rate(self, step: int) -> float:
+        """The learning rate of a step, counted from 0."""
+        rising = max(1, round(self.warmup * self.steps))
+        if step < rising:
+            return self.learning_rate * (step + 1) / rising
+        left = (step - rising) / max(1, self.steps - rising)
+        shares = {"constant": 1.0, "linear": 1 - left, "cosine": 0.5 * (1 + cos(pi * left))}
+        return self.learning_rate * shares[self.schedule]
+
+    def order(self, epoch: int, count: int) -> list[int]:
+        """The numbers below `count` in the order in which an epoch takes them; a function of the seed."""
+        generator = torch.Generator().manual_seed((self.seed << 32) + epoch)
+        drawn: list[int] = torch.randperm(count, generator=generator).tolist()
+        return drawn
+
+    def chosen(self, step: int, size: int, count: int) -> list[int]:
+        """Which of `count` examples a step of `size` takes: every one once an epoch."""
+        places = range(step * size, (step + 1) * size)
+        orders = {epoch: self.order(epoch, count) for epoch in {place // count for place in places}}
+        return [orders[place // count][place % count] for place in places]
+
+
+class Recipe(Stepping):
     """Everything that a training depends on; the same recipe on the same machine gives the same weights."""
 
     adapter: str = Field(default="c2c", description="the adapter's registered name")
@@ -52,44 +92,17 @@ class Recipe(_Model):
     receiver: str | dict[str, Any] = Field(description="a model, as workflows name it")
     data: DataRecipe = Field(default_factory=DataRecipe)
     losses: Weights = Field(default_factory=Weights)
-    steps: int = Field(default=300, ge=1, description="optimizer steps")
-    batch: int = Field(default=4, ge=1, description="examples computed at once")
     accumulate: int = Field(default=1, ge=1, description="batches to a step")
-    learning_rate: float = Field(default=1e-3, gt=0)
-    schedule: Literal["linear", "cosine", "constant"] = Field(
-        default="cosine", description="of the rate, after warm-up"
-    )
-    warmup: float = Field(default=0.1, ge=0, lt=1, description="share of the steps in which the rate rises")
-    weight_decay: float = Field(default=0.01, ge=0)
-    clip: float = Field(default=1.0, gt=0, description="largest norm of a step's gradient")
     temperature: tuple[float, float] = Field(
         default=(1.0, 0.001), description="of the gates' draws, at the first and the last step"
     )
     mixed_precision: Literal["no", "bf16", "fp16"] = Field(default="no", description="of the adapter, by accelerate")
-    seed: int = Field(default=0, ge=0, lt=1 << 31)
-    validate_every: int = Field(default=50, ge=1, description="steps")
-    checkpoint_every: int = Field(default=50, ge=1, description="steps")
     patience: int | None = Field(
         default=None, ge=1, description="stop after so many validations without a better score; left out: never"
     )
     license: str = Field(default="", description="SPDX name, for the bundle's card")
 
-    def rate(self, step: int) -> float:
-        """The learning rate of a step, counted from 0."""
-        rising = max(1, round(self.warmup * self.steps))
-        if step < rising:
-            return self.learning_rate * (step + 1) / rising
-        left = (step - rising) / max(1, self.steps - rising)
-        shares = {"constant": 1.0, "linear": 1 - left, "cosine": 0.5 * (1 + _cosine(left))}
-        return self.learning_rate * shares[self.schedule]
-
     def heat(self, step: int) -> float:
         """The gates' temperature at a step: geometric from the first value to the last."""
         first, last = self.temperature
         return float(first * (last / first) ** (step / max(1, self.steps - 1)))
-
-
-def _cosine(share: float) -> float:
-    from math import cos, pi
-
-    return cos(pi * share)

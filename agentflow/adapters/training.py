@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -161,17 +161,10 @@ class _Training:
 
     def _batches(self, step: int) -> list[list[Example]]:
         """The examples of a step: every one once an epoch, in an order of the epoch's own."""
-        size, count = self.recipe.batch, len(self.examples)
-        first = step * size * self.recipe.accumulate
-        numbers = range(first, first + size * self.recipe.accumulate)
-        orders = {epoch: self._order(epoch) for epoch in {n // count for n in numbers}}
-        found = [self.examples[orders[n // count][n % count]] for n in numbers]
+        size = self.recipe.batch
+        taken = self.recipe.chosen(step, size * self.recipe.accumulate, len(self.examples))
+        found = [self.examples[n] for n in taken]
         return [found[n : n + size] for n in range(0, len(found), size)]
-
-    def _order(self, epoch: int) -> Sequence[int]:
-        generator = torch.Generator().manual_seed((self.recipe.seed << 32) + epoch)
-        order: list[int] = torch.randperm(len(self.examples), generator=generator).tolist()
-        return order
 
     def _validate(self) -> Measured:
         """Measure the held-out answers; the score counts, and the likelihood between equal scores."""

@@ -130,6 +130,6 @@ def _end(name: str) -> End:
     if geometry is None:
         raise AdapterError(
             f"The configuration of '{spec.model}' is not on this machine.",
-            fix=f"Get it: agentflow models {spec.model} --fetch.",
+            fix=f"Get it: agentflow models show {spec.model} --fetch.",
         )
     return End(model=spec.model, source=spec.source, revision=spec.revision, geometry=geometry.layers)

@@ -92,7 +92,7 @@ def advice(found: dict[str, Any]) -> list[str]:
     if missing:
         lines.append(f"Packages are missing: {', '.join(missing)}. Install AgentFlow again.")
     if not found["converted_models"]:
-        lines.append("No model is converted yet: `agentflow models smollm2-135m --fetch` gets the embedded one.")
+        lines.append("No model is converted yet: `agentflow models show smollm2-135m --fetch` gets the embedded one.")
     return lines
 
 

@@ -26,7 +26,7 @@ VERBS = {
     "validate": "Check workflows without running them.",
     "schema": "Print the JSON Schema of a kind of file, for editors.",
     "graph": "Draw a workflow as a tree or as Mermaid.",
-    "models": "List models, or fetch one.",
+    "models": "List models, fetch one, make a smaller one.",
     "channels": "List channels and their settings.",
     "train": "Train an adapter between two models.",
     "adapters": "List trained adapters, look into one, import published ones.",

@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
-from rich.progress import Progress as Bar
 from rich.table import Table
 
 from agentflow.cli.common import load_engines
-from agentflow.cli.console import err, out, plain, print_json
+from agentflow.cli.console import out, plain, print_json
 from agentflow.cli.options import FILE, Count, json_option
-from agentflow.errors import UserError
+from agentflow.cli.stepping import Shown, find_recipe
 
 if TYPE_CHECKING:
     from agentflow.adapters.training import Progress
-
-_LINES = 20
-"""Lines that a whole training writes where there is no terminal."""
 
 
 @click.command("train")
@@ -42,7 +37,7 @@ def command(recipe: str, steps: int | None, target: Path | None, work: Path | No
     from agentflow.models.spec import resolve_model
     from agentflow.workflow.configs import load_config
 
-    path = _recipe_path(recipe)
+    path = find_recipe("train", recipe)
     chosen = load_config(path, Recipe)
     if steps is not None:
         chosen = chosen.model_copy(update={"steps": steps})
@@ -50,8 +45,14 @@ def command(recipe: str, steps: int | None, target: Path | None, work: Path | No
     pool = load_engines(specs)
     where = work or Path("runs") / "train" / path.stem
     goal = target or Path("configs") / "adapters" / path.stem
-    with Shown(chosen.steps) as shown:
-        bundle = train(chosen, pool.get(specs[0]), pool.get(specs[1]), where, goal, shown.take)
+    with Shown("train", chosen.steps) as shown:
+
+        def take(step: Progress) -> None:
+            found = step.validated
+            told = "" if found is None else f"held out: NLL {found.nll:.3f}, exact {found.exact:.1%}"
+            shown.take(step.step, step.loss, step.rate, step.tokens_per_second, told)
+
+        bundle = train(chosen, pool.get(specs[0]), pool.get(specs[1]), where, goal, take)
     metrics = bundle.card.metrics
     plot = _plot(where)
     if as_json:
@@ -65,45 +66,6 @@ def command(recipe: str, steps: int | None, target: Path | None, work: Path | No
             table.add_row(name, f"{found['nll']:.3f}", f"{found['exact']:.1%}")
     out.print(table)
     out.print(f"bundle: {plain(bundle.folder)} · log: {plain(where / METRICS)} · {plain(plot)}", soft_wrap=True)
-
-
-class Shown:
-    """A bar with loss and rate on a terminal, else some plain lines."""
-
-    def __init__(self, steps: int) -> None:
-        self._every = max(1, steps // _LINES)
-        columns: Any = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[told]}"), TimeRemainingColumn())
-        self._bar = Bar(*columns, console=err, disable=not err.is_terminal)
-        self._task = self._bar.add_task("train", total=steps, told="")
-
-    def __enter__(self) -> Shown:
-        self._bar.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._bar.stop()
-
-    def take(self, step: Progress) -> None:
-        """Show one step."""
-        told = f"loss {step.loss:.3f}, rate {step.rate:.1e}, {step.tokens_per_second:,.0f} tokens/s"
-        self._bar.update(self._task, completed=step.step, told=told)
-        validated = step.validated
-        line = f"step {step.step} of {step.steps}: {told}"
-        if validated is not None:
-            line += f"; held out: NLL {validated.nll:.3f}, exact {validated.exact:.1%}"
-        if validated is not None or (self._bar.disable and step.step % self._every == 0):
-            err.print(line, soft_wrap=True)
-
-
-def _recipe_path(ref: str) -> Path:
-    from agentflow.workflow import library
-
-    places = [*library.with_suffixes(Path(ref)), *library.with_suffixes(Path("configs/train") / ref)]
-    found = next((p for p in places if library.is_file(p)), None) or library.find(f"configs/train/{ref}")
-    if found is None:
-        names = sorted(Path(name).name for name in library.shipped("configs") if name.startswith("train/"))
-        raise UserError(f"There is no recipe '{ref}'.", fix=f"Name a file, or one that ships: {', '.join(names)}.")
-    return found
 
 
 def _plot(work: Path) -> Path:

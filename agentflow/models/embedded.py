@@ -49,6 +49,11 @@ def fetch(spec: ModelSpec, progress: Progress = silent) -> Path:
     converted = cache_root() / "models" / spec.model
     if (converted / "config.json").is_file():
         return converted
+    if spec.recipe:
+        raise ModelError(
+            f"The model '{spec.model}' is not made on this machine yet.",
+            fix=f"Make it: agentflow models derive {spec.recipe}.",
+        )
     cached, _ = _from_hub(spec, local_only=True)
     if cached:
         return cached

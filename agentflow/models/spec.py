@@ -14,6 +14,8 @@ from agentflow.workflow.configs import load_config
 from agentflow.workflow.library import find, shipped
 
 CONFIG_FOLDER = "configs/models"
+DERIVED = "derive:"
+"""How the source of a model begins that `agentflow models derive` makes; the recipe's name follows."""
 
 
 class Wheel(BaseModel):
@@ -36,9 +38,11 @@ class ModelSpec(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     model: str = Field(description="the name that people use")
-    source: str = Field(description="a hub id (owner/name) or a folder with a transformers model")
+    source: str = Field(
+        description="a hub id (owner/name), a folder with a transformers model, or derive:RECIPE, for one made here"
+    )
     revision: str | None = Field(default=None, description="branch, tag or commit on the hub")
-    description: str = Field(default="", description="one line for `agentflow models`")
+    description: str = Field(default="", description="one line for `agentflow models list`")
     license: str = Field(default="", description="SPDX name of the weights' licence")
     wheel: Wheel | None = Field(default=None, description="fallback source of the weights")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
@@ -46,6 +50,11 @@ class ModelSpec(BaseModel):
     )
     device: str = Field(default="auto", description="auto, cpu, cuda, cuda:1, mps")
     device_map: str | None = Field(default=None, description="accelerate's placement over several devices: auto")
+
+    @property
+    def recipe(self) -> str | None:
+        """The recipe of `configs/derive` that makes this model, where its source says `derive:RECIPE`."""
+        return self.source.removeprefix(DERIVED) if self.source.startswith(DERIVED) else None
 
     @property
     def identity(self) -> tuple[str, str | None]:

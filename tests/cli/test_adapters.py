@@ -57,8 +57,9 @@ def test_a_published_folder_goes_in_and_out_by_configurations_alone(bundle, cli,
 def test_a_model_whose_configuration_is_not_here_is_told_how_to_get(bundle, cli, tmp_path):
     ended = cli("adapters", "import", "x", "--sender", "who/what", "--receiver", "who/what", "--out", "y")
     assert ended.code == 2
-    assert "The configuration of 'who/what' is not on this machine. Get it: agentflow models who/what --fetch." in (
-        " ".join(ended.err.split())
+    assert (
+        "The configuration of 'who/what' is not on this machine. Get it: agentflow models show who/what --fetch."
+        in (" ".join(ended.err.split()))
     )
 
 

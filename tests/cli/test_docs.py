@@ -20,6 +20,15 @@ from tests.tiny import words
 
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 FENCE = re.compile(r"^```(\w+)[^\n]*\n(.*?)^```", re.MULTILINE | re.DOTALL)
+SMALLER = """\
+model: smollm2-135m-26
+teacher: smollm2-135m
+leave_out: [2]
+conversations: 4
+window: 16
+held_out: 1
+steps: 2
+"""
 COMMAND = re.compile(r"^(?:\$ |  )(agentflow .+)$", re.MULTILINE)
 NAMED_FILE = re.compile(r"\A# (\S+\.(?:yaml|py))")
 
@@ -63,6 +72,8 @@ def reader(place, tmp_path, tiny_folder, monkeypatch):
     models = tmp_path / "cache" / "models"
     models.mkdir(parents=True)
     (models / "smollm2-135m").symlink_to(tiny_folder)
+    (place / "configs" / "derive").mkdir(parents=True)
+    (place / "configs" / "derive" / "smollm2-135m-26.yaml").write_text(SMALLER)
     for _, body in [*fences("yaml"), *fences("python")]:
         named = NAMED_FILE.match(body)
         if named:

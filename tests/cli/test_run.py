@@ -109,7 +109,13 @@ def test_kept_payloads_can_be_inspected_and_checked(cli, place):
 
 @pytest.mark.parametrize(
     "line",
-    ["models --json", "models tiny --fetch --json", "channels --json", "channels text --json", "doctor --json"],
+    [
+        "models list --json",
+        "models show tiny --fetch --json",
+        "channels --json",
+        "channels text --json",
+        "doctor --json",
+    ],
 )
 def test_json_is_all_there_is_on_standard_output(cli, line):
     ended = cli(*line.split())
@@ -117,7 +123,7 @@ def test_json_is_all_there_is_on_standard_output(cli, line):
     assert ended.json
 
 
-@pytest.mark.parametrize("line", ["models", "models tiny --fetch", "channels", "doctor", "graph facts.yaml"])
+@pytest.mark.parametrize("line", ["models list", "models show tiny --fetch", "channels", "doctor", "graph facts.yaml"])
 def test_every_list_prints_something_for_people(cli, line):
     ended = cli(*line.split())
     assert ended.code == 0, ended.err

@@ -67,3 +67,45 @@ def test_an_unknown_recipe_names_those_that_ship(recipe, cli):
     ended = cli("train", "nine")
     assert ended.code == 2
     assert "There is no recipe 'nine'. Name a file, or one that ships: c2c-self." in " ".join(ended.err.split())
+
+
+SMALLER = "model: small\nteacher: tiny\nleave_out: [2]\nconversations: 4\nwindow: 16\nheld_out: 1\nsteps: 2\nbatch: 1\n"
+
+
+def test_a_derived_model_is_told_step_by_step_and_stands_in_the_cache_folder(place, cli, tmp_path):
+    (place / "smaller.yaml").write_text(SMALLER)
+    ended = cli("models", "derive", "smaller.yaml")
+    assert ended.code == 0, ended.err
+    assert "writing 4 conversations …" in ended.err
+    assert "step 2 of 2: loss" in ended.err
+    assert "held out: KL" in ended.err
+    for name in ("the original", "layers left out", "healed"):
+        assert name in ended.out
+    assert (tmp_path / "cache" / "models" / "small" / "config.json").is_file()
+    again = cli("models", "derive", "smaller.yaml", "--json").json
+    assert again["metrics"]["after"]["kl"] >= 0
+    folders = ("--to", str(tmp_path / "elsewhere"), "--work", str(tmp_path / "w"))
+    assert cli("models", "derive", "smaller.yaml", "--json", *folders).json["model"] == str(tmp_path / "elsewhere")
+    assert cli("models", "show", str(tmp_path / "elsewhere"), "--fetch").code == 0
+
+
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        (("leave_out: [2]", "leave_out: [9]"), "There is no layer 9 to leave out: the teacher has 4, from 0."),
+        (("leave_out: [2]", "leave_out: 2"), "smaller.yaml:3:12 – leave_out"),
+        (("window", "windw"), "smaller.yaml:5:1 – windw: unknown setting 'windw'. Did you mean 'window'"),
+        (("teacher: tiny", "teacher: tinny"), "tinny"),
+    ],
+)
+def test_wrong_derivations_are_one_plain_error(place, cli, change, what):
+    (place / "smaller.yaml").write_text(SMALLER.replace(*change))
+    ended = cli("models", "derive", "smaller.yaml")
+    assert ended.code == 2
+    assert what in " ".join(ended.err.split())
+    assert "Traceback" not in ended.err
+
+
+def test_an_unknown_derivation_names_those_that_ship(cli):
+    ended = cli("models", "derive", "nine")
+    assert "There is no recipe 'nine'. Name a file, or one that ships: smollm2-135m-26." in " ".join(ended.err.split())
