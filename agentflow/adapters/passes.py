@@ -15,6 +15,7 @@ from agentflow.adapters.examples import Example
 from agentflow.adapters.reading import Readings
 from agentflow.errors import DataError
 from agentflow.kv.cache import KVCache
+from agentflow.kv.fanin import fitted
 from agentflow.models.engine import Engine
 from agentflow.models.requests import Request
 
@@ -75,7 +76,7 @@ class Pair:
         """The right answers behind a message; "mismatched" is the state of the example before, of the right length."""
         theirs, own = self.read(batch)
         if message == "mismatched":  # the right text at the receiver, where it reads it
-            theirs = [_resized(theirs[n - 1], len(theirs[n])) for n in range(len(theirs))]
+            theirs = [fitted(theirs[n - 1], len(theirs[n]), self.ropes[0]) for n in range(len(theirs))]
         if message == "zero":
             theirs = [_blank(cache) for cache in theirs]
         if message != "none":
@@ -150,13 +151,6 @@ def _measured(answered: Sequence[Answered], examples: Sequence[Example]) -> Meas
 
 def _batches(examples: Sequence[Example], size: int) -> list[Sequence[Example]]:
     return [examples[n : n + size] for n in range(0, len(examples), size)]
-
-
-def _resized(cache: KVCache, length: int) -> KVCache:
-    """A cache of so many positions: cut, or its last position again and again."""
-    picked = torch.arange(length).clamp_max(len(cache) - 1)
-    keys, values = ([t[:, picked.to(t.device)] for t in part] for part in (cache.keys, cache.values))
-    return KVCache.stacked(keys, values)
 
 
 def _blank(cache: KVCache) -> KVCache:

@@ -14,6 +14,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +24,13 @@ from torch import Tensor
 
 from agentflow.errors import RunError, UserError
 from agentflow.evaluation.controls import MISMATCHED, answer_node, arms_of, label, vary
+from agentflow.evaluation.foreign import overheard
 from agentflow.evaluation.inputs import inputs_of
 from agentflow.evaluation.machine import describe_machine, peak_memory, reset_peak
 from agentflow.evaluation.measure import row_of
 from agentflow.evaluation.probe import AnswerProbe
 from agentflow.evaluation.rows import NO_SUCH_CONTROL, Arm, Comparison, Row
+from agentflow.evaluation.standins import Mismatched
 from agentflow.models.pool import EnginePool
 from agentflow.runtime.binding import Binding, bind
 from agentflow.runtime.memo import Memo
@@ -210,14 +213,18 @@ class _Run:
             variation = vary(arm, self.workflow, inputs, other, self.task.private, about, text, self.tools)
         except UserError as error:
             return Row(item.id, arm.name, item.group, error=f"{NO_SUCH_CONTROL}: {error}")
-        for engine in filter(None, map(self.engines.loaded, set(variation.binding.models.values()))):
-            engine.prefixes.clear()  # a channel must not profit from what another arm has computed
         # Nothing runs beside what is timed.
         options = RunOptions(seed=self.options.seed, max_batch=self.options.max_batch, reuse=False, overlap="off")
-        orchestrator = Orchestrator(variation.binding, self.engines, options=options, memo=self._memo, probe=probe)
+        binding = variation.binding
+        if variation.foreign is not None:
+            heard = overheard(binding, variation.foreign, self.engines, options, self._memo)
+            binding = binding.with_compared(partial(Mismatched, heard=heard))
+        for engine in filter(None, map(self.engines.loaded, set(binding.models.values()))):
+            engine.prefixes.clear()  # a channel must not profit from what another arm has computed
+        orchestrator = Orchestrator(binding, self.engines, options=options, memo=self._memo, probe=probe)
         reset_peak()
         result = orchestrator.run([(item.id, variation.inputs)])[0]
-        return row_of(self.task, item, arm, self.node, result, variation.binding.workflow, probe, peak_memory())
+        return row_of(self.task, item, arm, self.node, result, binding.workflow, probe, peak_memory())
 
     def _keep(self, row: Row) -> None:
         self.rows[row.item, row.arm] = row

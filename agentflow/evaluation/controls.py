@@ -7,20 +7,15 @@ control that can't be made for a workflow or a channel says why, and the compari
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
-import torch
-
-from agentflow.channels.base import Channel, Context, Message, Task
 from agentflow.channels.negotiation import AUTO
 from agentflow.channels.registry import make_channel
 from agentflow.channels.retrieval import RetrievalChannel, RetrievalSettings
 from agentflow.errors import UserError
 from agentflow.evaluation.rows import Arm, Row
-from agentflow.kv.bodies import CacheBody, CodesBody
-from agentflow.kv.payload import Payload
-from agentflow.models.engine import Engine
+from agentflow.evaluation.standins import Zeroed
 from agentflow.models.spec import resolve_model
 from agentflow.runtime.binding import Binding, bind
 from agentflow.tools import Toolbox
@@ -35,7 +30,7 @@ EQUAL_BYTES, EQUAL_POSITIONS, EQUAL_SECONDS = "equal bytes", "equal positions", 
 CONTROLS = {
     NO_MESSAGE: "the receiver answers without any message",
     SENDER_ALONE: "the sender answers itself, having read its own text",
-    MISMATCHED: "the receiver gets the message of another item",
+    MISMATCHED: "the receiver gets the message of another item; over an adapter, its own item's text with that cache",
     ZERO: "the payload arrives with every key and value zero",
     SELF: "the receiver's own model takes the sender's place, with an adapter that was trained for that",
     EQUAL_BYTES: "text, cut to the bytes that the channel's payload had",
@@ -46,10 +41,15 @@ CONTROLS = {
 
 @dataclass(frozen=True, eq=False)
 class Variation:
-    """What to run for one arm on one item."""
+    """What to run for one arm on one item.
+
+    Attributes:
+        foreign: of which inputs the senders' caches take the place of these inputs' ones; None for none.
+    """
 
     binding: Binding
     inputs: dict[str, Any]
+    foreign: dict[str, Any] | None = None
 
 
 def arms_of(channels: Sequence[ChannelSpec], controls: Sequence[str], bindings: Mapping[str, Binding]) -> list[Arm]:
@@ -120,8 +120,9 @@ def vary(
         alone = without_message if arm.control == NO_MESSAGE else sender_alone
         return Variation(bind(alone(workflow), tools), inputs)
     if arm.control == MISMATCHED:
-        swapped = {name: foreign[name] for name in private if name in inputs}
-        return Variation(bind(over, tools), {**inputs, **swapped})
+        binding, theirs = bind(over, tools), {**inputs, **{name: foreign[name] for name in private if name in inputs}}
+        reads_itself = all(channel.trains for channel in binding.compared)  # so the words must stay the right ones
+        return Variation(binding, inputs, theirs) if reads_itself else Variation(binding, theirs)
     if arm.control == EQUAL_BYTES:
         most = row.bytes // max(1, row.messages) if row is not None else 0
         return Variation(bind(workflow.with_channel({"name": "text", "max_bytes": most}), tools), inputs)
@@ -234,35 +235,3 @@ def _refuse_quotes(workflow: Workflow, kept: Collection[str], control: str) -> N
             named = needed(workflow.layout, name, template)
             if quoted := sorted(gone if named is None else gone & named):
                 raise UserError(f"'{name}' quotes '{quoted[0]}', so there is no control '{control}'.")
-
-
-class Zeroed(Channel):
-    """A channel whose cache or codes arrive with every number zero; positions and words stay."""
-
-    def __init__(self, inner: Channel) -> None:
-        super().__init__(inner.settings)
-        self.inner = inner
-        self.name = inner.name  # type: ignore[misc]  # speaks for the channel it stands in for
-        self.needs_cache, self.task_free = inner.needs_cache, inner.task_free  # type: ignore[misc]
-
-    def send(self, message: Message, task: Task) -> Payload:
-        """Send what the channel would, blanked."""
-        payload = self.inner.send(message, task).dequantized()
-        body = payload.body
-        if isinstance(body, CodesBody):
-            parts = body.tensors.items()
-            blank = {name: torch.zeros_like(t) if t.is_floating_point() else t for name, t in parts}
-            return replace(payload, body=replace(body, tensors=blank))
-        if not isinstance(body, CacheBody):
-            return payload
-        cache = replace(
-            body.cache,
-            keys=tuple(torch.zeros_like(k) for k in body.cache.keys),
-            values=tuple(torch.zeros_like(v) for v in body.cache.values),
-            _arena=None,
-        )
-        return replace(payload, body=replace(body, cache=cache))
-
-    def receive(self, payload: Payload, receiver: Engine) -> Context:
-        """Receive it as the channel does."""
-        return self.inner.receive(payload, receiver)

@@ -40,6 +40,22 @@ def concat(caches: Sequence[KVCache], ropes: Sequence[Rope | None], *, drop_sink
     return joined
 
 
+def fitted(cache: KVCache, length: int, ropes: Sequence[Rope | None]) -> KVCache:
+    """A cache of `length` entries: cut, or standing behind itself again and again, keys turned to their new places.
+
+    Args:
+        ropes: the model's rotary embedding, layer by layer.
+
+    Raises:
+        PayloadError: the cache has no entry.
+    """
+    if not len(cache):
+        raise PayloadError("An empty cache can't be made longer.")
+    copies = -(-length // len(cache))
+    whole = concat([cache] * copies, ropes) if copies > 1 else cache
+    return whole.select(torch.arange(length))
+
+
 def overlaid(cache: KVCache, other: KVCache, base: KVCache) -> KVCache:
     """A cache with what another one of the same positions has more than `base`: changes of two kinds added up.
 
