@@ -21,6 +21,9 @@ from agentflow.tasks.files import read_items
 from agentflow.tasks.records import Record
 from agentflow.tasks.registry import make_task
 
+TRAINED = 1 << 40
+"""Seeds of generated items to train on begin here, so that no comparison meets them again."""
+
 
 @dataclass(frozen=True)
 class Sample:
@@ -28,12 +31,15 @@ class Sample:
 
     Attributes:
         own_context: what the receiver reads for itself, before the question, where their contexts differ.
+        system, own_system: the sender's instructions, and the receiver's.
     """
 
     context: str
     question: str
     answer: str
     own_context: str = ""
+    system: str = ""
+    own_system: str = ""
 
     @property
     def asked(self) -> str:
@@ -71,8 +77,9 @@ def load_samples(data: DataRecipe, seed: int) -> tuple[list[Sample], list[Sample
     """
     if data.task == "private_facts":
         task = make_task("private_facts", data.settings)
-        made = [task.items(data=None, limit=n, seed=s) for n, s in ((data.train, seed), (data.held_out, seed + 1))]
-        return _samples(made[0]), _samples(made[1])
+        first = TRAINED + 2 * seed
+        made = [task.items(data=None, limit=n, seed=s) for n, s in ((data.train, first), (data.held_out, first + 1))]
+        return _samples(made[0], data), _samples(made[1], data)
     assert data.file is not None
     if data.task == "jsonl":
         items = read_items(data.file, _read_line)
@@ -84,7 +91,7 @@ def load_samples(data: DataRecipe, seed: int) -> tuple[list[Sample], list[Sample
             where=str(data.file),
             fix="Give more items, or hold fewer out (data.held_out).",
         )
-    return _samples(items[data.held_out :][: data.train]), _samples(items[: data.held_out])
+    return _samples(items[data.held_out :][: data.train], data), _samples(items[: data.held_out], data)
 
 
 def make_examples(samples: Sequence[Sample], sender: Engine, receiver: Engine, place: Place = "text") -> list[Example]:
@@ -108,16 +115,16 @@ def reply_frame(tokenizer: Any, turns: Sequence[Turn]) -> tuple[tuple[int, ...],
 
 
 def _example(sample: Sample, sender: Any, receiver: Any, place: Place) -> Example:
-    turns = conversation("", sample.context)
+    turns = conversation(sample.system, sample.context)
     theirs = tuple(render(sender, turns, reply=False))
-    taught = tuple(render(receiver, conversation("", sample.asked, turns), reply=True))
+    taught = tuple(render(receiver, conversation(sample.own_system, sample.asked, turns), reply=True))
     if place == "text":
         rendered = render(receiver, turns, reply=False)
         shared = _shared(rendered, taught)
         own, asked = tuple(rendered[:shared]), taught[shared:]
         partners = align(spans_of(receiver, rendered, turns), spans_of(sender, theirs, turns))[:shared]
     else:
-        before, opening = reply_frame(receiver, conversation("", sample.asked))
+        before, opening = reply_frame(receiver, conversation(sample.own_system, sample.asked))
         own, asked = (before, opening) if place == "turn" else (anchor(receiver), (*before, *opening))
         partners = torch.full((len(own),), -1)
     answer = receiver(sample.answer, add_special_tokens=False)["input_ids"]
@@ -132,7 +139,7 @@ def _shared(own: Sequence[int], whole: Sequence[int]) -> int:
     )
 
 
-def _samples(items: Sequence[Item]) -> list[Sample]:
+def _samples(items: Sequence[Item], data: DataRecipe) -> list[Sample]:
     found = []
     for item in items:
         given, own = item.inputs, ""
@@ -143,7 +150,9 @@ def _samples(items: Sequence[Item]) -> list[Sample]:
             questions = [given["question"]]
         else:
             context, own, questions = given["context"], given["own_context"], [given["question"]]
-        found += [Sample(context, q, answers[0], own) for q, answers in zip(questions, item.answers, strict=True)]
+        read = data.read.replace("{context}", context)
+        told = data.sender_system, data.receiver_system
+        found += [Sample(read, q, answers[0], own, *told) for q, answers in zip(questions, item.answers, strict=True)]
     return found
 
 

@@ -26,6 +26,9 @@ class DataRecipe(_Model):
     settings: dict[str, Any] = Field(default_factory=dict, description="of the task")
     train: int = Field(default=1000, ge=1, description="at most so many items to train on")
     held_out: int = Field(default=32, ge=1, description="so many items to validate on")
+    read: str = Field(default="{context}", description="the sender's prompt; {context} is what it reads")
+    sender_system: str = Field(default="", description="the sender's instructions, as of an agent")
+    receiver_system: str = Field(default="", description="the receiver's")
 
     @model_validator(mode="after")
     def _file_where_needed(self) -> DataRecipe:
@@ -33,6 +36,8 @@ class DataRecipe(_Model):
             raise ValueError(
                 f"{self.task} {'needs a' if self.file is None else 'makes its own items and takes no'} file"
             )
+        if "{context}" not in self.read:
+            raise ValueError("'read' says nowhere {context}, so the sender would read nothing")
         return self
 
 
@@ -99,6 +104,9 @@ class Recipe(Stepping):
     mixed_precision: Literal["no", "bf16", "fp16"] = Field(default="no", description="of the adapter, by accelerate")
     patience: int | None = Field(
         default=None, ge=1, description="stop after so many validations without a better score; left out: never"
+    )
+    weights: Literal["float32", "float16"] = Field(
+        default="float32", description="number format in the bundle; figures are measured with the rounded ones"
     )
     license: str = Field(default="", description="SPDX name, for the bundle's card")
 

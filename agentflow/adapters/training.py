@@ -71,7 +71,8 @@ def train(
     metrics = training.metrics()
     ends = End.of(sender.loaded), End.of(receiver.loaded)
     done = recipe.model_dump(mode="json", exclude_defaults=True) | {"steps_done": training.state.step}
-    bundle = save_bundle(target, training.best(), *ends, recipe=done, metrics=metrics, license=recipe.license)
+    best, dtype = training.best(), getattr(torch, recipe.weights)
+    bundle = save_bundle(target, best, *ends, recipe=done, metrics=metrics, license=recipe.license, dtype=dtype)
     _write(work / METRICS, {"metrics": metrics, "log": training.state.log})
     return bundle
 
@@ -114,8 +115,9 @@ class _Training:
             self.shown(Progress(state.step, recipe.steps, loss, rate, speed, validated))
 
     def best(self) -> Adapter:
-        """The adapter with the weights of the best validation."""
-        self.adapter.load_state_dict(self.state.best)
+        """The adapter with the weights of the best validation, as the bundle will have them."""
+        dtype = getattr(torch, self.recipe.weights)
+        self.adapter.load_state_dict({name: t.to(dtype) for name, t in self.state.best.items()})
         return self.adapter.eval()
 
     def metrics(self) -> dict[str, Any]:

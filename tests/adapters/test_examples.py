@@ -14,6 +14,7 @@ from agentflow.adapters.reading import Readings
 from agentflow.adapters.recipe import DataRecipe, Weights
 from agentflow.errors import DataError
 from agentflow.models.chat import conversation, render
+from agentflow.tasks.registry import make_task
 from tests.tiny import tiny_engine
 
 SAMPLE = Sample("The code of Ann is 4711.", "What is the code of Ann?", "4711", "Ann works in room 9.")
@@ -104,3 +105,29 @@ def test_a_mismatched_message_is_never_of_the_same_conversation(engines):
     twice = [SAMPLE, Sample(SAMPLE.context, "And whose?", "Ann")]
     with pytest.raises(DataError, match="one conversation"):
         Pair(*engines).measure(None, make_examples(twice, *engines, "front"), "mismatched", size=2)
+
+
+def test_samples_are_asked_as_the_agents_of_a_workflow_are(engines):
+    told = {"read": "Remember: {context}", "sender_system": "Read.", "receiver_system": "Answer."}
+    data = DataRecipe(settings={"facts": 1, "questions": 1}, train=1, held_out=1, **told)
+    (sample,) = load_samples(data, 0)[0]
+    assert sample.context.startswith("Remember: The locker code of ")
+    (example,) = make_examples([sample], *engines)
+    turns = conversation("Read.", sample.context)
+    assert list(example.sender) == render(engines[0].tokenizer, turns, reply=False)
+    whole = render(engines[1].tokenizer, conversation("Answer.", sample.question, turns), reply=True)
+    assert [*example.own, *example.asked] == whole
+    (alone,) = make_examples([sample], *engines, "turn")
+    own = render(engines[1].tokenizer, conversation("Answer.", sample.question), reply=True)
+    assert [*alone.own, *alone.asked] == own
+    with pytest.raises(ValueError, match="says nowhere"):
+        DataRecipe(read="Remember.")
+
+
+def test_generated_items_of_a_training_are_none_of_a_comparison():
+    task = make_task("private_facts", {"facts": 1, "questions": 1})
+    compared = {item.inputs["facts"][0] for seed in range(4) for item in task.items(data=None, limit=50, seed=seed)}
+    for seed in range(2):
+        trained, held_out = load_samples(DataRecipe(settings={"facts": 1, "questions": 1}, train=50), seed)
+        assert not compared & {sample.context for sample in (*trained, *held_out)}
+        assert not {s.context for s in trained} & {s.context for s in held_out}

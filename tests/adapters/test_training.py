@@ -142,6 +142,20 @@ def test_accumulated_batches_make_the_step_of_one_large_batch(tmp_path):
     torch.testing.assert_close(whole, torch.cat(parts), atol=1e-5, rtol=1e-4)
 
 
+def test_weights_of_half_the_bytes_are_those_that_were_measured(tmp_path):
+    whole = run(tmp_path, steps=4, learning_rate=0.02)
+    half = run(tmp_path, name="half", steps=4, learning_rate=0.02, weights="float16")
+    sizes = [(bundle.folder / "adapter.safetensors").stat().st_size for bundle in (whole, half)]
+    assert sizes[1] < 0.6 * sizes[0]
+    for name, tensor in half.load().state_dict().items():
+        assert torch.equal(tensor, whole.load().state_dict()[name].half())
+    sender, receiver = pair()
+    held_out = make_examples(load_samples(DataRecipe(**DATA), 0)[1], sender, receiver)
+    adapter = half.load().ready(torch.device("cpu"), torch.float32)
+    found = Pair(sender, receiver).measure(adapter, held_out, size=2)
+    assert found.nll == pytest.approx(half.card.metrics["fused"]["nll"], abs=1e-6)
+
+
 def test_rates_and_temperatures_follow_their_schedules():
     made = recipe(steps=100, warmup=0.1, learning_rate=1.0, schedule="linear", temperature=(1.0, 0.01))
     assert made.rate(0) == pytest.approx(0.1)
