@@ -60,6 +60,10 @@ class AdapterError(UserError):
     """An adapter or its bundle is unknown, damaged, badly set up, or of another pair of models."""
 
 
+class AgentMemoryError(UserError):
+    """An agent's conversation would become longer than its memory allows."""
+
+
 class PayloadError(UserError):
     """A payload is damaged, foreign, unsigned, or does not fit its receiver."""
 

@@ -62,7 +62,13 @@ MEANINGS: dict[tuple[str, str], str] = {
     ("Agent", "role"): "for people and reports",
     ("Agent", "model"): "the name of a model config, a folder, a hub id (`owner/name`), or a mapping",
     ("Agent", "system"): "the system prompt; plain text, no template",
+    ("Agent", "memory"): "how long its conversation may become; as long as its model allows where not set",
     ("Agent", "description"): "a line for people",
+    ("MemorySpec", "max_tokens"): "most tokens that a turn may hold: what it stands on, its prompt, its longest answer",
+    (
+        "MemorySpec",
+        "policy",
+    ): "`fail`: an error; `drop_oldest`: go on without the oldest turns; `compact`: go on with fewer positions of them",
     ("Node", "agent"): "one of `agents`",
     ("Node", "prompt"): "the template of what the agent is asked",
     (
@@ -166,6 +172,7 @@ SECTIONS: tuple[tuple[str, type[BaseModel], str], ...] = (
         "`workflows`), in the working folder, and among the files that ship. The generation settings below may stand "
         "here as well.",
     ),
+    ("`agents.NAME.memory`", parts.MemorySpec, "See [loops.md](loops.md#what-an-agent-remembers)."),
     (
         "`nodes.NAME` with an agent",
         parts.Node,

@@ -37,6 +37,7 @@ class _NodeRow:
     failed: int = 0
     skipped: int = 0
     retried: int = 0
+    shortened: int = 0
     seconds: float = 0.0
     prefilled: int = 0
     reused: int = 0
@@ -50,6 +51,7 @@ class _NodeRow:
         parts += [f"[red]{self.failed} failed[/]" if self.failed else ""]
         parts += [f"[yellow]{self.skipped} skipped[/]" if self.skipped else ""]
         parts += [f"[yellow]{self.retried} tried again[/]" if self.retried else ""]
+        parts += [f"[yellow]{self.shortened} cut to memory[/]" if self.shortened else ""]
         return ", ".join(filter(None, parts)) or "[dim]waiting[/]"
 
     def figure(self, name: str) -> str:
@@ -136,6 +138,7 @@ def _count(row: _NodeRow, event: Event) -> None:
         row.bytes += event.data["bytes"]
     row.skipped += event.kind == "node_skipped"
     row.failed += event.kind == "node_failed"
+    row.shortened += event.kind == "memory"
     row.retried += event.kind == "node_retried"
     row.done += event.kind in ("node_finished", "node_reused")
     if event.kind == "node_finished":
@@ -176,6 +179,10 @@ class PlainLines:
             self._say(f"{event.item}/{event.node}: {data['error']} Try {data['attempt']} in {seconds(data['wait'])}")
         elif event.kind == "node_skipped" and self._total == 1:
             self._say(f"{event.node}{_child(event)}: skipped, {event.data['because']}")
+        elif event.kind == "memory" and self._total == 1:
+            from agentflow.runtime.results import MemoryResult
+
+            self._say(f"{event.node}{_child(event)}: {MemoryResult(**event.data)}")
         elif event.kind == "loop_ended" and self._total == 1:
             self._say(f"{event.node}: ended after {count(event.data['rounds'], 'round')} of at most {event.data['of']}")
         elif event.kind == "node_finished" and self._total == 1:

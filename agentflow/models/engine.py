@@ -25,7 +25,7 @@ from agentflow.models.attention import Plan, Segment, planned
 from agentflow.models.batching import SHARE_OF_FREE, free_bytes, halving, split
 from agentflow.models.choosing import choose
 from agentflow.models.decoding import Row
-from agentflow.models.families import has_windows
+from agentflow.models.families import has_windows, max_positions
 from agentflow.models.loading import LoadedModel
 from agentflow.models.prefixes import PrefixStore
 from agentflow.models.requests import Generation, Request, Score
@@ -76,8 +76,7 @@ class Engine:
     @property
     def max_positions(self) -> int | None:
         """How many positions the model was trained for, where its configuration says."""
-        limit = getattr(self.loaded.model.config.get_text_config(), "max_position_embeddings", None)
-        return int(limit) if limit else None
+        return max_positions(self.loaded.model.config)
 
     @cached_property
     def attention_scale(self) -> float:

@@ -36,6 +36,12 @@ def has_windows(config: Any) -> bool:
     return bool(getattr(inner, "sliding_window", None) and is_used)
 
 
+def max_positions(config: Any) -> int | None:
+    """How many positions a model was trained for, where its configuration says."""
+    limit = getattr(text_config(config), "max_position_embeddings", None)
+    return int(limit) if limit else None
+
+
 def _reason(config: Any) -> str | None:
     inner = text_config(config)
     if getattr(config, "is_encoder_decoder", False):

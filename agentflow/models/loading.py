@@ -20,7 +20,7 @@ from agentflow.kv.payload import Fingerprint
 from agentflow.kv.rope import Rope
 from agentflow.models import attention
 from agentflow.models.embedded import Progress, fetch, local_config, silent
-from agentflow.models.families import has_windows, require_plain_cache, text_config
+from agentflow.models.families import has_windows, max_positions, require_plain_cache, text_config
 from agentflow.models.quiet import quiet_transformers
 from agentflow.models.rotary import rope_digest, ropes_of
 from agentflow.models.spec import ModelSpec
@@ -113,6 +113,11 @@ def local_geometry(spec: ModelSpec) -> Geometry | None:
 def local_windows(spec: ModelSpec) -> bool | None:
     """Whether such a model has layers that see only a window of positions; None where that is not known yet."""
     return _of_local_config(spec, has_windows)
+
+
+def local_positions(spec: ModelSpec) -> int | None:
+    """How many positions such a model has; None where that is not known yet, or not said."""
+    return _of_local_config(spec, max_positions)
 
 
 def _of_local_config(spec: ModelSpec, what: Callable[[Any], T]) -> T | None:

@@ -8,16 +8,15 @@ from dataclasses import dataclass, field
 
 from agentflow.channels.base import Channel, Context, Message, Task
 from agentflow.kv.payload import Payload, Turn
-from agentflow.models.chat import append_turn, conversation, render, tokens_of
+from agentflow.models.chat import append_turn, tokens_of
 from agentflow.models.engine import Engine
 from agentflow.models.requests import Generation, Request, Sampling
 from agentflow.models.tally import tallied
-from agentflow.runtime.foundation import Foundation, gather, lay
+from agentflow.runtime.foundation import Foundation, gather
+from agentflow.runtime.memory import Limit, Trajectory
 from agentflow.runtime.records import Key
-from agentflow.runtime.results import MessageResult, NodeResult
+from agentflow.runtime.results import MemoryResult, MessageResult, NodeResult
 from agentflow.workflow.fields import Generation as GenerationSettings
-
-DEFAULT_NEW_TOKENS = 64
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,6 +38,7 @@ class Turnplan:
         request: to the engine.
         prepared_seconds: hand-over and preparation, before the engine is asked.
         key: of everything the answer depends on, where it was asked for (see `runtime.questions`).
+        memory: what was done to fit it into the agent's memory; None where it fitted.
     """
 
     turns: tuple[Turn, ...]
@@ -47,6 +47,7 @@ class Turnplan:
     deliveries: tuple[Delivery, ...]
     prepared_seconds: float
     key: Key = field(default_factory=dict)
+    memory: MemoryResult | None = None
 
 
 def deliver(
@@ -91,6 +92,7 @@ def plan_turn(
     seed: int,
     keep_cache: bool,
     reuse: bool,
+    limit: Limit | None = None,
     cancelled: Callable[[], bool],
     on_token: Callable[[str], None] | None = None,
 ) -> Turnplan:
@@ -99,6 +101,7 @@ def plan_turn(
     Args:
         choices: the answers it may give; by default any.
         reuse: look for computed prefixes in the engine's store, and let the answer's cache go there.
+        limit: of the agent's memory.
 
     Raises:
         UserError: too many tokens for the model, or contexts that can't be joined.
@@ -106,12 +109,12 @@ def plan_turn(
     start = time.perf_counter()
     history, note, caches = gather([d.context for d in deliveries], [d.speaker for d in deliveries])
     options = tuple(tuple(tokens_of(engine.tokenizer, choice)) for choice in choices or ())
-    new_tokens = DEFAULT_NEW_TOKENS if settings.max_new_tokens is None else settings.max_new_tokens
+    new_tokens = settings.new_tokens
     if options:
         new_tokens = max(map(len, options)) + 1  # with the end behind it
-    turns = conversation(system, f"{note}\n\n{prompt}" if note else prompt, history)
-    token_ids = render(engine.tokenizer, turns, reply=new_tokens > 0)
-    foundation = lay(engine, token_ids, caches, reuse=reuse)
+    asked = f"{note}\n\n{prompt}" if note else prompt
+    standing = Trajectory(engine, system, asked, history, tuple(caches), new_tokens, reuse).within(limit)
+    foundation = standing.foundation
     handover = sum(d.result.encode_seconds + d.result.inject_seconds for d in deliveries)
     request = Request(
         foundation.suffix,
@@ -126,7 +129,8 @@ def plan_turn(
         on_token=on_token,
     )
     engine.check(request)
-    return Turnplan(turns, foundation, request, tuple(deliveries), handover + time.perf_counter() - start)
+    seconds = handover + time.perf_counter() - start
+    return Turnplan(standing.turns, foundation, request, tuple(deliveries), seconds, memory=standing.memory)
 
 
 def close_turn(speaker: str, engine: Engine, plan: Turnplan, generation: Generation) -> tuple[NodeResult, Message]:
@@ -155,5 +159,6 @@ def close_turn(speaker: str, engine: Engine, plan: Turnplan, generation: Generat
         first_token_seconds=plan.prepared_seconds + generation.first_token_seconds,
         seconds=plan.prepared_seconds + generation.seconds,
         messages=tuple(d.result for d in plan.deliveries),
+        memory=plan.memory,
     )
     return result, message

@@ -13,6 +13,7 @@ from agentflow.channels.text import TextChannel
 from agentflow.errors import ChannelError, ModelError, UserError, did_you_mean
 from agentflow.models.spec import ModelSpec, resolve_model
 from agentflow.runtime.arguments import bound_tools
+from agentflow.runtime.memory import memory_problems
 from agentflow.runtime.negotiating import Negotiation, Settled, as_sent, placed, spec_of
 from agentflow.tasks.registry import make_task
 from agentflow.tools import Toolbox
@@ -119,6 +120,7 @@ def bind(workflow: Workflow, tools: Toolbox | None = None) -> Binding:
                 workflow.problem(("edges", number, "channel"), what, _advice(workflow, models, edge, unfit))
             )
     whys = Negotiation(workflow, models, channels).settle(problems)
+    problems += memory_problems(workflow, models)
     if workflow.task is not None:
         try:
             make_task(workflow.task.name, workflow.task.settings)

@@ -64,7 +64,7 @@ def _workflow(built_in: bool) -> JsonSchema:
 def _agent(built_in: bool) -> JsonSchema:
     schema = _schema_of(Agent)
     own = _agent_keys(schema)
-    own["$defs"] = _definitions({"$defs": {}}, built_in)["$defs"]
+    own["$defs"] = _definitions({"$defs": own.pop("$defs", {})}, built_in)["$defs"]
     own["properties"].pop("use")
     return own
 

@@ -19,6 +19,7 @@ Kind = Literal[
     "node_token",
     "message",
     "warning",
+    "memory",
     "node_finished",
     "node_reused",
     "node_retried",

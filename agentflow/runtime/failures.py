@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from agentflow.errors import ChannelError, ModelError, PayloadError
+from agentflow.errors import AgentMemoryError, ChannelError, ModelError, PayloadError
 from agentflow.workflow.parts import ErrorKind
 from agentflow.workflow.templates import TemplateError
 
@@ -12,7 +12,7 @@ _KINDS: tuple[tuple[type[BaseException] | tuple[type[BaseException], ...], Error
     (TemplateError, "template"),
     (ModelError, "model"),
     ((ChannelError, PayloadError), "channel"),
-    ((MemoryError, torch.OutOfMemoryError), "memory"),
+    ((AgentMemoryError, MemoryError, torch.OutOfMemoryError), "memory"),
     (TimeoutError, "timeout"),
 )
 

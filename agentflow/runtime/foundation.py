@@ -33,6 +33,11 @@ class Foundation:
     exact: bool = True
     losses: tuple[str, ...] = ()
 
+    @property
+    def length(self) -> int:
+        """How many positions it holds once everything is prefilled."""
+        return len(self.suffix) + (len(self.prefix) if self.prefix is not None else 0)
+
 
 def gather(contexts: Sequence[Context], senders: Sequence[str]) -> tuple[tuple[Turn, ...], str, list[Context]]:
     """Several contexts as one conversation to continue, a note for the head of the prompt, and caches in order.

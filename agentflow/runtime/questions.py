@@ -171,9 +171,9 @@ class Questions:
     def key(self, unit: Unit, state: ItemState, question: Question, model: str) -> Key:
         """The content key of an answer: a digest of everything that it depends on.
 
-        That is the rendered prompt, instructions and settings, the model, the unit's seed, and for every message its
-        channel with all settings and what the sender was asked and said. What a template shows of inputs and of other
-        nodes is in the prompt.
+        That is the rendered prompt, instructions and settings, the agent's memory, the model, the unit's seed, and
+        for every message its channel with all settings and what the sender was asked and said. What a template shows
+        of inputs and of other nodes is in the prompt.
         """
         received = [
             [
@@ -187,10 +187,13 @@ class Questions:
             for sender in (state.source(edge.sender),)
         ]
         choices = {} if question.choices is None else {"choices": _digest(question.choices)}
+        spec = self.binding.workflow.memory_of(unit.node)
+        memory = {} if spec is None else {"memory": _digest(spec.model_dump())}
         output = {} if question.output is None else {"output": _digest(question.output.model_dump(mode="json"))}
         return {
             **choices,
             **output,
+            **memory,
             "prompt": _digest(question.prompt),
             "instructions": _digest(question.system),
             "settings": _digest(question.settings.settings),

@@ -36,6 +36,35 @@ class MessageResult:
 
 
 @dataclass(frozen=True)
+class MemoryResult:
+    """What was done so that a turn fits into its agent's memory; tokens are counted with the longest answer.
+
+    Attributes:
+        policy: the agent's.
+        limit: of tokens; the turn would have held `tokens`, and holds `held`.
+        dropped: the oldest turns, left out whole.
+        kept: positions of the conversation so far that are left `of` those that it had, where it was compacted.
+        stats: figures of the compaction.
+        prefilled: tokens computed for this.
+    """
+
+    policy: str
+    limit: int
+    held: int
+    tokens: int = 0
+    dropped: int = 0
+    kept: int = 0
+    of: int = 0
+    stats: dict[str, float] | None = None
+    prefilled: int = 0
+    seconds: float = 0.0
+
+    def __str__(self) -> str:
+        done = f"{self.dropped} oldest turns dropped" if self.dropped else f"{self.kept} of {self.of} positions kept"
+        return f"memory of {self.limit:,} tokens: {self.tokens:,} needed, {done}"
+
+
+@dataclass(frozen=True)
 class NodeResult:
     """One node's (or map child's) answer and what it cost.
 
@@ -44,6 +73,7 @@ class NodeResult:
         first_token_seconds: from the start of the hand-over to the first token: encode, inject, prefill.
         seconds: the same to the last token.
         value: what a tool gave, or what an answer with a schema is, as plain JSON values.
+        memory: what was done to fit the turn into its agent's memory; None where it fitted.
     """
 
     text: str
@@ -55,6 +85,7 @@ class NodeResult:
     seconds: float
     messages: tuple[MessageResult, ...] = ()
     value: Any = None
+    memory: MemoryResult | None = None
 
     @classmethod
     def unspoken(cls, text: str, finish: str) -> NodeResult:
@@ -73,8 +104,9 @@ class NodeResult:
 
     @property
     def all_prefilled(self) -> int:
-        """With what the channels of its messages computed on the way."""
-        return self.prefilled + sum(m.prefilled for m in self.messages)
+        """With what was computed on the way, by the channels of its messages and for its memory."""
+        for_memory = self.memory.prefilled if self.memory is not None else 0
+        return self.prefilled + for_memory + sum(m.prefilled for m in self.messages)
 
     @property
     def all_generated(self) -> int:
@@ -83,14 +115,16 @@ class NodeResult:
 
     def to_json(self) -> dict[str, Any]:
         """A plain mapping; `asdict` would copy every value in it."""
-        return {**vars(self), "messages": tuple(dict(vars(message)) for message in self.messages)}
+        memory = None if self.memory is None else dict(vars(self.memory))
+        return {**vars(self), "messages": tuple(dict(vars(message)) for message in self.messages), "memory": memory}
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> NodeResult:
         """The reverse of `to_json`."""
         words = [{key: tuple(m.get(key, ())) for key in ("losses", "warnings")} for m in data["messages"]]
         messages = tuple(MessageResult(**{**m, **w}) for m, w in zip(data["messages"], words, strict=True))
-        return cls(**{**data, "messages": messages})
+        memory = MemoryResult(**data["memory"]) if data.get("memory") is not None else None
+        return cls(**{**data, "messages": messages, "memory": memory})
 
 
 @dataclass(frozen=True)

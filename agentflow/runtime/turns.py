@@ -22,6 +22,7 @@ from agentflow.runtime.binding import Binding
 from agentflow.runtime.events import Bus
 from agentflow.runtime.failures import kind_of
 from agentflow.runtime.memo import Memo
+from agentflow.runtime.memory import Limit
 from agentflow.runtime.options import RunOptions
 from agentflow.runtime.questions import Questions, mark_of
 from agentflow.runtime.recall import complete, recall
@@ -188,14 +189,25 @@ class Turns:
             seed=self.questions.seed(unit, state.failures[unit.node, unit.child]),
             keep_cache=self._keeps_cache(unit.node),
             reuse=self.options.reuse,
+            limit=self._limit(unit),
             cancelled=self.cancelled,
             on_token=self._speaker(unit),
         )
+        if plan.memory is not None and not again:
+            self.bus.emit("memory", item=unit.item, node=unit.node, child=unit.child, **vars(plan.memory))
         return replace(plan, key=self.questions.key(unit, state, question, mark_of(engine)))
 
     def _plan_again(self, unit: Unit, state: ItemState) -> tuple[Engine, Turnplan]:
         engine = self._engine(unit.node)
         return engine, self._plan(engine, unit, state, again=True)
+
+    def _limit(self, unit: Unit) -> Limit | None:
+        """How long the conversation of the unit's agent may be; None where nothing is said."""
+        workflow = self.binding.workflow
+        spec, agent = workflow.memory_of(unit.node), workflow.agent_node(unit.node).agent
+        if spec is None:
+            return None
+        return Limit(spec, agent, str(unit), str(workflow.location(("agents", agent, "memory", "max_tokens"))))
 
     def _keeps_cache(self, node: str) -> bool:
         """Whether somebody stands on this node's cache: a receiver, the next run (memo), the probe, or a second try."""

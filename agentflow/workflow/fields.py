@@ -10,6 +10,7 @@ from pydantic_core import PydanticCustomError
 from agentflow.workflow.problems import described, quoted
 
 OWN_ERROR = "agentflow"
+DEFAULT_NEW_TOKENS = 64
 NAME_RULE = "Names start with a letter and hold only letters, digits and underscores."
 
 
@@ -105,6 +106,11 @@ class Generation(StrictModel):
         merged = {name: getattr(base, name) for name in Generation.model_fields}
         merged |= {name: mine for name in merged if (mine := getattr(self, name)) is not None}
         return Generation.model_construct(**merged)
+
+    @property
+    def new_tokens(self) -> int:
+        """Most tokens of a free answer."""
+        return DEFAULT_NEW_TOKENS if self.max_new_tokens is None else self.max_new_tokens
 
     @property
     def settings(self) -> dict[str, Any]:

@@ -52,12 +52,23 @@ def _error_kinds(value: Any) -> Any:
     return tuple(kinds)
 
 
+class MemorySpec(StrictModel):
+    """How long an agent's conversation may become, and what is done with one that would become longer.
+
+    `max_tokens` counts all that a turn holds: what it stands on, the prompt, and the longest answer it may give.
+    """
+
+    max_tokens: int = Field(ge=1)
+    policy: Literal["fail", "drop_oldest", "compact"] = "fail"
+
+
 class Agent(Generation):
     """Who speaks: a model with a role and a system prompt. The system prompt is plain text, no template."""
 
     role: Literal["orchestrator", "worker"] = "worker"
     model: ModelRef
     system: str = ""
+    memory: MemorySpec | None = None
     description: str = ""
 
 

@@ -11,7 +11,7 @@ from agentflow.workflow.fields import Generation
 from agentflow.workflow.frames import address
 from agentflow.workflow.layout import Layout
 from agentflow.workflow.location import KeyPath, Location
-from agentflow.workflow.parts import AnyNode, ChannelSpec, Node, ToolNode
+from agentflow.workflow.parts import AnyNode, ChannelSpec, MemorySpec, Node, ToolNode
 from agentflow.workflow.problems import Problem
 from agentflow.workflow.source import Source
 from agentflow.workflow.written import Sections
@@ -76,6 +76,10 @@ class Workflow(Sections[AnyNode]):
         """Return how an agent's node generates: its own settings over its agent's over the defaults."""
         chosen = self.agent_node(node)
         return chosen.over(self.agents[chosen.agent].over(self.defaults))
+
+    def memory_of(self, node: str) -> MemorySpec | None:
+        """Return the memory of an agent's node; None where nothing is said."""
+        return self.agents[self.agent_node(node).agent].memory
 
     def agent_node(self, node: str) -> Node:
         """Return a node that an agent takes; `TypeError` for a tool's, which callers tell apart before."""
