@@ -40,6 +40,7 @@ class RunSettings:
 
     Attributes:
         batch: units of one model that are answered as one batch.
+        per_device: models of one device that work at the same time.
         overlap: whether hand-overs are made while the model decodes for others.
         runs: the folder that holds stored runs.
         as_json: print the result for machines.
@@ -63,6 +64,7 @@ class RunSettings:
     key: bytes | None = None
     dry: bool = False
     otel: bool = False
+    per_device: int | None = None
 
     def options(self, *, reuse: bool = True) -> RunOptions:
         """The same as the orchestrator takes it; without `reuse` every receiver pays for what it is sent."""
@@ -71,6 +73,7 @@ class RunSettings:
         return RunOptions(
             seed=self.seed,
             max_batch=self.batch,
+            per_device=self.per_device,
             reuse=reuse,
             overlap=self.overlap,
             keep_going=self.keep_going,
@@ -105,6 +108,11 @@ def going_options(batch: int) -> Callable[[Function], Function]:
             help="Units answered as one batch; 1 keeps first-token times comparable.",
         ),
         click.option(
+            "--per-device",
+            type=Count(),
+            help="Models of one device that work at the same time; left out: all that have something to do.",
+        ),
+        click.option(
             "--overlap",
             type=click.Choice(["auto", "on", "off"]),
             default="auto",
@@ -127,6 +135,7 @@ def going_options(batch: int) -> Callable[[Function], Function]:
         @wraps(function)
         def verb(
             batch: int,
+            per_device: int | None,
             overlap: Overlap,
             keep_going: bool,
             until: str | None,
@@ -135,7 +144,7 @@ def going_options(batch: int) -> Callable[[Function], Function]:
             as_json: bool,
             **others: Any,
         ) -> Any:
-            made = RunSettings(0, batch, overlap, runs, as_json, keep_going, until, tools_file)
+            made = RunSettings(0, batch, overlap, runs, as_json, keep_going, until, tools_file, per_device=per_device)
             return function(settings=made, **others)
 
         wrapped: Function = verb

@@ -15,6 +15,8 @@ class RunOptions:
     Attributes:
         seed: every unit's own seed is derived from it, its item, node and child.
         max_batch: units of one model that are answered as one batch.
+        per_device: models of one device that work at the same time; None for all that have something to do. Answers
+            are the same.
         reuse: look for token prefixes that were computed before, also by other nodes. Off in comparisons, where
             every receiver must pay for what it is sent.
         overlap: deliver what is sent to a model's next units while it decodes for others (see `runtime.ahead`).
@@ -27,6 +29,7 @@ class RunOptions:
 
     seed: int = 0
     max_batch: int = 8
+    per_device: int | None = None
     reuse: bool = True
     overlap: Overlap = "auto"
     keep_going: bool = True

@@ -21,6 +21,7 @@ from agentflow.runtime.gates import Gates
 from agentflow.runtime.memo import Memo
 from agentflow.runtime.options import RunOptions
 from agentflow.runtime.results import ItemResult
+from agentflow.runtime.places import Places
 from agentflow.runtime.runs import RunStore
 from agentflow.runtime.scheduler import Scheduler, Unit
 from agentflow.runtime.settling import Settling, first_rounds
@@ -65,6 +66,7 @@ class Orchestrator:
         self._cancelled = threading.Event()
         self._turns = Turns(binding, engines, self.options, self._bus, store, self._cancelled.is_set, memo, probe)
         workflow = binding.workflow
+        self._places = Places(binding.models.values(), self.options.per_device)
         self._order = _order(workflow, self.options.until)
         # A node waits for its senders, and for whatever its templates may look at: all its ancestors.
         self._parents = {node: sorted({e.sender for _, e, _ in binding.incoming(node)}) for node in self._order}
@@ -190,12 +192,14 @@ class Orchestrator:
                 self._calls.add(unit, state)
                 continue
             spec = self.binding.model_of(unit.node)
-            if spec in busy or len(batches.get(spec, ())) >= self.options.max_batch:
-                waiting.append(unit)
-                if len(waiting) > 4 * self.options.max_batch:
-                    break  # enough to know that nothing free is near the front
-            else:
-                batches.setdefault(spec, []).append(unit)
+            mine = batches.get(spec, [])
+            is_free = bool(mine) or (spec not in busy and self._places.has_room(spec, [*busy, *batches]))
+            if is_free and len(mine) < self.options.max_batch:
+                batches.setdefault(spec, mine).append(unit)
+                continue
+            waiting.append(unit)
+            if len(waiting) > 4 * self.options.max_batch:
+                break  # enough to know that nothing free is near the front
         for unit in waiting:
             scheduler.put_back(unit)
         return batches, waiting
