@@ -101,18 +101,35 @@ def resume(
 
 @command.command("export", short_help="A run as one JSON document.")
 @click.argument("run")
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(["json", "otlp-json"]),
+    default="json",
+    show_default=True,
+    help="json: all that is stored; otlp-json: its spans, as --otel sends them.",
+)
 @click.option("--out", "file", type=FILE, metavar="FILE", help="Write it here (default: standard output).")
 @runs_option
-def export_run(run: str, file: Path | None, runs: Path) -> None:
+def export_run(run: str, form: str, file: Path | None, runs: Path) -> None:
     """Write RUN as one JSON document: manifest, outputs, errors, results. Payloads are not in it.
+
+    As OpenTelemetry's spans it holds sizes and times only, never words; any collector that takes OTLP over HTTP takes
+    the file as it is.
 
     \b
     agentflow runs export last
+    agentflow runs export last --format otlp-json --out spans.json
     """
     from agentflow.runtime.listing import export, find_run
-    from agentflow.runtime.runs import write_json
+    from agentflow.runtime.otlp import otlp_json
+    from agentflow.runtime.runs import read_events, read_manifest, write_json
 
-    document = export(find_run(run, runs))
+    folder = find_run(run, runs)
+    if form == "otlp-json":
+        document = otlp_json(folder.name, read_manifest(folder), read_events(folder))
+    else:
+        document = export(folder)
     if file is None:
         print_json(document)
         return

@@ -10,6 +10,7 @@ from agentflow.runtime.binding import Binding
 from agentflow.runtime.options import RunOptions
 from agentflow.workflow.folding import folded, folded_edges
 from agentflow.workflow.frames import address
+from agentflow.workflow.parts import ToolNode
 from agentflow.workflow.schema import Workflow
 
 ONLY_ITEM = "run"
@@ -28,18 +29,29 @@ def manifest(
     workflow = binding.workflow
     graph = folded(workflow, [made.name for made in binding.channels])
     return {
+        **doers(binding),
         "file": file_of(workflow),
         "channel": channel,
         "seed": options.seed,
         "keep_payloads": options.keep_payloads,
         "nodes": list(graph),
-        "models": {
-            address(node): binding.model_of(node).model for node in workflow.nodes if not workflow.is_tool(node)
-        },
         "edges": [list(edge) for edge in folded_edges(graph)],
         "negotiated": [told.to_json() for told in binding.settled],
         **more,
     }
+
+
+def doers(binding: Binding) -> dict[str, dict[str, str]]:
+    """Who does the work of each node, as people see it: an agent and its model, or a tool."""
+    workflow = binding.workflow
+    found: dict[str, dict[str, str]] = {"agents": {}, "models": {}, "tools": {}}
+    for name, node in workflow.nodes.items():
+        if isinstance(node, ToolNode):
+            found["tools"][address(name)] = node.tool
+        else:
+            found["agents"][address(name)] = node.agent
+            found["models"][address(name)] = binding.model_of(name).model
+    return found
 
 
 def file_of(workflow: Workflow) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
@@ -20,8 +21,8 @@ from agentflow.runtime.executors.local import LocalExecutor
 from agentflow.runtime.gates import Gates
 from agentflow.runtime.memo import Memo
 from agentflow.runtime.options import RunOptions
-from agentflow.runtime.results import ItemResult
 from agentflow.runtime.places import Places
+from agentflow.runtime.results import ItemResult
 from agentflow.runtime.runs import RunStore
 from agentflow.runtime.scheduler import Scheduler, Unit
 from agentflow.runtime.settling import Settling, first_rounds
@@ -65,8 +66,8 @@ class Orchestrator:
         self._bus = Bus(*([store] if store else []), *listeners)
         self._cancelled = threading.Event()
         self._turns = Turns(binding, engines, self.options, self._bus, store, self._cancelled.is_set, memo, probe)
-        workflow = binding.workflow
         self._places = Places(binding.models.values(), self.options.per_device)
+        workflow = binding.workflow
         self._order = _order(workflow, self.options.until)
         # A node waits for its senders, and for whatever its templates may look at: all its ancestors.
         self._parents = {node: sorted({e.sender for _, e, _ in binding.incoming(node)}) for node in self._order}
@@ -100,7 +101,8 @@ class Orchestrator:
         self._settling = Settling(
             self.binding, self._turns, self._bus, self.store, scheduler, states, self._ahead, gates
         )
-        self._bus.emit("run_started", items=len(states), nodes=len(self._order), workflow=self.binding.workflow.name)
+        about: dict[str, Any] = {"workflow": self.binding.workflow.name, "time": time.time_ns()}
+        self._bus.emit("run_started", items=len(states), nodes=len(self._order), **about)
         try:
             self._loop(scheduler, executor, states)
         except BaseException:

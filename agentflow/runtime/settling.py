@@ -20,6 +20,7 @@ from agentflow.runtime.scheduler import Scheduler, Unit
 from agentflow.runtime.state import ItemState
 from agentflow.runtime.turns import Outcome, Turns
 from agentflow.workflow.frames import address
+from agentflow.workflow.parts import ErrorKind
 
 
 @dataclass(eq=False)
@@ -65,21 +66,21 @@ class Settling:
             return
         node, state = self.binding.workflow.nodes[unit.node], self.states[unit.item]
         if outcome.kind is None:  # called off
-            self._fail(unit, outcome.error)
+            self._fail(unit, outcome.error, "cancelled")
             return
         state.failures[unit.node, unit.child] += 1
         failed = state.failures[unit.node, unit.child]
         wait = node.retry.seconds(outcome.kind, failed) if node.retry else None
         if wait is not None:
             heapq.heappush(self._later, (time.monotonic() + wait, unit))
-            what = {"error": outcome.error, "attempt": failed + 1, "wait": wait}
+            what = {"error": outcome.error, "type": outcome.kind, "attempt": failed + 1, "wait": wait}
             self.bus.emit("node_retried", item=unit.item, node=unit.node, child=unit.child, **what)
         elif node.on_error.action == "skip":
             self._leave_out(unit, outcome.error)
         elif node.on_error.action == "fallback":
             self._fall_back(unit, state, outcome.error)
         else:
-            self._fail(unit, outcome.error)
+            self._fail(unit, outcome.error, outcome.kind)
 
     def wake(self) -> float | None:
         """Give units whose wait is over back to the scheduler; seconds to the next one, None where none waits."""
@@ -138,11 +139,11 @@ class Settling:
         if self.scheduler.finish(unit) or unit.node not in state.open_nodes:
             self.node_done(state, unit.node)
 
-    def _fail(self, unit: Unit, error: str) -> None:
+    def _fail(self, unit: Unit, error: str, kind: ErrorKind | Literal["cancelled"]) -> None:
         self.failed = True
         state = self.states[unit.item]
         state.errors[str(unit)] = error
-        self.bus.emit("node_failed", item=unit.item, node=unit.node, child=unit.child, error=error)
+        self.bus.emit("node_failed", item=unit.item, node=unit.node, child=unit.child, error=error, type=kind)
         left_out = self.scheduler.fail(unit)
         for skipped in first_rounds(left_out):
             state.errors[str(skipped)] = f"skipped: '{unit.node}' failed"
@@ -176,7 +177,7 @@ class Settling:
         try:
             record = self.turns.fallback(unit, state)
         except UserError as second:
-            self._fail(unit, f"{error} Its fallback failed as well: {second}")
+            self._fail(unit, f"{error} Its fallback failed as well: {second}", "template")
             return
         self.bus.emit(
             "warning", item=unit.item, node=unit.node, child=unit.child, sender=unit.node, text=f"fallback: {error}"

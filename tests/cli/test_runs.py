@@ -158,6 +158,9 @@ def test_an_export_is_one_document_of_everything_but_payloads(cli, run, place):
     assert len(document["results"]) == 6
     assert all(set(r) >= {"item", "node", "child", "result"} for r in document["results"])
     assert cli("runs", "export", "last", "--out", "run.json").code == 0
+    spans = cli("runs", "export", "last", "--format", "otlp-json").json["resourceSpans"][0]["scopeSpans"][0]["spans"]
+    assert spans[0]["name"].startswith("invoke_workflow ")
+    assert any(span["name"].startswith("chat ") for span in spans)
     assert json.loads((place / "run.json").read_text()) == document
     assert cli("runs", "export", "last", "--out", "facts.yaml/x").code == 2
 
