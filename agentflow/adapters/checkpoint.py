@@ -70,10 +70,14 @@ def load_state(path: Path, mark: str, adapter: torch.nn.Module, optimizer: torch
         adapter.load_state_dict(_named(sealed.tensors, "weight."))
         saved = optimizer.state_dict()
         done = torch.tensor(float(content["step"]))
-        saved["state"] = {
-            n: {"step": done.clone(), **{name: sealed.tensors[f"{name}.{n}"].clone() for name in _MOMENTS}}
-            for n in range(len(saved["param_groups"][0]["params"]))
-        }
+        saved["state"] = (
+            {}
+            if content["step"] == 0
+            else {  # behind a closed form nothing was stepped yet
+                n: {"step": done.clone(), **{name: sealed.tensors[f"{name}.{n}"].clone() for name in _MOMENTS}}
+                for n in range(len(saved["param_groups"][0]["params"]))
+            }
+        )
         optimizer.load_state_dict(saved)
         score = content["best_score"]
         return State(

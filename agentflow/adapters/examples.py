@@ -12,9 +12,8 @@ from torch import Tensor
 from agentflow.adapters.base import Place
 from agentflow.adapters.recipe import DataRecipe
 from agentflow.errors import DataError
-from agentflow.kv.payload import Turn
 from agentflow.models.alignment import align, spans_of
-from agentflow.models.chat import conversation, render
+from agentflow.models.chat import anchor, conversation, render, reply_frame, shared_length
 from agentflow.models.engine import Engine
 from agentflow.tasks.base import Item
 from agentflow.tasks.files import read_items
@@ -99,28 +98,13 @@ def make_examples(samples: Sequence[Sample], sender: Engine, receiver: Engine, p
     return [_example(sample, sender.tokenizer, receiver.tokenizer, place) for sample in samples]
 
 
-def anchor(tokenizer: Any) -> tuple[int, ...]:
-    """The token that every conversation begins with: it stands before a message that has positions of its own.
-
-    Models put much of their attention on the first position, whatever it says (arXiv 2309.17453).
-    """
-    return tuple(render(tokenizer, conversation("", "-"), reply=False)[:1])
-
-
-def reply_frame(tokenizer: Any, turns: Sequence[Turn]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """A conversation's tokens up to where the assistant's turn opens, and that opening: at least one token."""
-    whole = render(tokenizer, turns, reply=True)
-    shared = _shared(render(tokenizer, turns, reply=False), whole)
-    return tuple(whole[:shared]), tuple(whole[shared:])
-
-
 def _example(sample: Sample, sender: Any, receiver: Any, place: Place) -> Example:
     turns = conversation(sample.system, sample.context)
     theirs = tuple(render(sender, turns, reply=False))
     taught = tuple(render(receiver, conversation(sample.own_system, sample.asked, turns), reply=True))
     if place == "text":
         rendered = render(receiver, turns, reply=False)
-        shared = _shared(rendered, taught)
+        shared = shared_length(rendered, taught)
         own, asked = tuple(rendered[:shared]), taught[shared:]
         partners = align(spans_of(receiver, rendered, turns), spans_of(sender, theirs, turns))[:shared]
     else:
@@ -130,13 +114,6 @@ def _example(sample: Sample, sender: Any, receiver: Any, place: Place) -> Exampl
     answer = receiver(sample.answer, add_special_tokens=False)["input_ids"]
     end = [receiver.eos_token_id] if receiver.eos_token_id is not None else []
     return Example(theirs, own, partners, asked, (*answer, *end), taught)
-
-
-def _shared(own: Sequence[int], whole: Sequence[int]) -> int:
-    """How many tokens `whole` begins with of `own`, and at least one behind them."""
-    return next(
-        (n for n, (a, b) in enumerate(zip(own, whole[:-1], strict=False)) if a != b), min(len(own), len(whole) - 1)
-    )
 
 
 def _samples(items: Sequence[Item], data: DataRecipe) -> list[Sample]:

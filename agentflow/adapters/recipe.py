@@ -41,6 +41,13 @@ class DataRecipe(_Model):
         return self
 
 
+class ClosedForm(_Model):
+    """What is found without a gradient, before the first step: maps and principal components."""
+
+    texts: int = Field(default=200, ge=1, description="at most so many of the data's texts are read for it")
+    ridge: float = Field(default=0.01, gt=0, description="penalty, as a share of the inputs' mean variance")
+
+
 class Weights(_Model):
     """What is made small: a sum of losses, each with its weight."""
 
@@ -96,7 +103,11 @@ class Recipe(Stepping):
     sender: str | dict[str, Any] = Field(description="a model, as workflows name it")
     receiver: str | dict[str, Any] = Field(description="a model, as workflows name it")
     data: DataRecipe = Field(default_factory=DataRecipe)
+    closed_form: ClosedForm | None = Field(
+        default=None, description="how training starts; left out: from random weights"
+    )
     losses: Weights = Field(default_factory=Weights)
+    steps: int = Field(default=300, ge=0, description="optimizer steps; 0 where the closed form is all")
     accumulate: int = Field(default=1, ge=1, description="batches to a step")
     temperature: tuple[float, float] = Field(
         default=(1.0, 0.001), description="of the gates' draws, at the first and the last step"

@@ -10,6 +10,7 @@ import json
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from agentflow.adapters.bundle import Bundle, save_bundle
 from agentflow.adapters.card import End
 from agentflow.adapters.checkpoint import load_state, save_state
 from agentflow.adapters.examples import Example, load_samples, make_examples
+from agentflow.adapters.fitting import FitLog, distinct, fit
 from agentflow.adapters.objective import objective
 from agentflow.adapters.passes import Measured, Message, Pair
 from agentflow.adapters.recipe import Recipe
@@ -28,7 +30,7 @@ from agentflow.errors import AdapterError
 from agentflow.kv.disk import whole_file, write_blocks
 from agentflow.models.engine import Engine
 
-CHECKPOINT, METRICS = "checkpoint.safetensors", "metrics.json"
+CHECKPOINT, METRICS, FIT = "checkpoint.safetensors", "metrics.json", "closed_form.safetensors"
 
 
 @dataclass(frozen=True)
@@ -56,17 +58,21 @@ def train(
     work: Path,
     target: Path,
     shown: Callable[[Progress], None] = lambda _progress: None,
+    waiting: Callable[[str, float], None] = lambda _what, _share: None,
 ) -> Bundle:
     """Train by a recipe, or go on where the last process stopped, and write the bundle of the best validation.
 
     Args:
         work: folder of the checkpoint and the metrics.
         target: folder of the bundle.
+        waiting: hears what is done before the first step, and its share.
 
     Raises:
-        AdapterError: the loss is no number any more, or `work` holds another training.
+        AdapterError: the adapter has no closed form that the recipe asks for, the loss is no number any more, or
+            `work` holds another training.
     """
     training = _Training(recipe, Pair(sender, receiver), work, shown)
+    training.begin(waiting)
     training.run()
     metrics = training.metrics()
     ends = End.of(sender.loaded), End.of(receiver.loaded)
@@ -92,11 +98,27 @@ class _Training:
         optimizer = torch.optim.AdamW(self.adapter.parameters(), recipe.learning_rate, weight_decay=recipe.weight_decay)
         self.prepared, self.optimizer = self.accelerator.prepare(self.adapter, optimizer)
         trained, self.held_out_samples = load_samples(recipe.data, recipe.seed)
-        ends = pair.sender, pair.receiver, self.adapter.place
+        self.samples, ends = trained, (pair.sender, pair.receiver, self.adapter.place)
         self.examples, self.held_out = make_examples(trained, *ends), make_examples(self.held_out_samples, *ends)
         told = recipe.model_dump(mode="json"), [asdict(mark) for mark in marks]
         self.mark = blake3(json.dumps(told, sort_keys=True).encode()).hexdigest()
         self.state = load_state(work / CHECKPOINT, self.mark, self.adapter, self.optimizer)
+
+    def begin(self, waiting: Callable[[str, float], None]) -> None:
+        """Find what the recipe wants in closed form, unless that was done; and measure it."""
+        how, state = self.recipe.closed_form, self.state
+        if how is None or state.best:
+            if not (self.recipe.steps or state.best):
+                raise AdapterError(
+                    "Nothing would be trained: no steps, and no closed form.", fix="Give the recipe one."
+                )
+            return
+        log = FitLog(self.work / FIT, self.mark)
+        texts = distinct(self.samples, how.texts)
+        fit(self.adapter, self.pair, texts, how.ridge, log, partial(waiting, "reading the texts in both models"))
+        self._validate()
+        save_state(self.work / CHECKPOINT, self.mark, state, self.adapter, self.optimizer)
+        log.path.unlink(missing_ok=True)
 
     def run(self) -> None:
         """Do the steps that are missing."""
@@ -124,7 +146,7 @@ class _Training:
         """The held-out answers with the best weights, and what they must be compared with."""
         adapter, size = self.best(), self.recipe.batch
         ways: dict[str, Message] = {
-            "fused": "right",
+            "message": "right",
             "receiver alone": "none",
             "zero": "zero",
             "mismatched": "mismatched",

@@ -8,6 +8,7 @@ turn a payload into something the receiver can stand on.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -97,7 +98,9 @@ class Context:
     Attributes:
         turns: a conversation to continue; may be empty.
         note: text for the head of the receiver's own prompt; may be empty.
-        cache: attention state of `token_ids`, which from `head` on are a rendering of `turns`.
+        cache: attention state of `token_ids`, which from `head` on are a rendering of `turns`. Without turns it stands
+            before the receiver's conversation: `head` is where it ends.
+        rewrite: what becomes of the receiver's cache of its own turn, up to where it answers, once that is computed.
         base: where something was fused into the cache, the cache without it: what several senders fuse into the same
             tokens is added up.
         joining: how to join this cache with others, when several arrive.
@@ -109,6 +112,7 @@ class Context:
     note: str = ""
     cache: KVCache | None = None
     base: KVCache | None = None
+    rewrite: Callable[[KVCache], KVCache] | None = None
     token_ids: tuple[int, ...] = ()
     head: int = 0
     losses: tuple[str, ...] = ()

@@ -20,10 +20,17 @@ if TYPE_CHECKING:
 @click.command("train")
 @click.argument("recipe")
 @click.option("--steps", type=Count(), help="Instead of the recipe's.")
+@click.option(
+    "--method",
+    type=click.Choice(["closed-form", "gradient"]),
+    help="Only what needs no gradient, or only what does (default: both, as the recipe says).",
+)
 @click.option("--out", "target", type=FILE, help="Where the bundle goes (default: configs/adapters/RECIPE).")
 @click.option("--work", type=FILE, help="Where the checkpoint and the metrics are kept (default: runs/train/RECIPE).")
 @json_option
-def command(recipe: str, steps: int | None, target: Path | None, work: Path | None, as_json: bool) -> None:
+def command(
+    recipe: str, steps: int | None, method: str | None, target: Path | None, work: Path | None, as_json: bool
+) -> None:
     """Train an adapter by RECIPE, a file or a name in `configs/train`; both models stay as they are.
 
     Stopped at any moment, the same command goes on from the last checkpoint. In the end stand the held-out answers,
@@ -32,7 +39,7 @@ def command(recipe: str, steps: int | None, target: Path | None, work: Path | No
     \b
     agentflow train c2c-self --steps 2
     """
-    from agentflow.adapters.recipe import Recipe
+    from agentflow.adapters.recipe import ClosedForm, Recipe
     from agentflow.adapters.training import METRICS, train
     from agentflow.models.spec import resolve_model
     from agentflow.workflow.configs import load_config
@@ -41,6 +48,10 @@ def command(recipe: str, steps: int | None, target: Path | None, work: Path | No
     chosen = load_config(path, Recipe)
     if steps is not None:
         chosen = chosen.model_copy(update={"steps": steps})
+    if method == "closed-form":
+        chosen = chosen.model_copy(update={"steps": 0, "closed_form": chosen.closed_form or ClosedForm()})
+    elif method == "gradient":
+        chosen = chosen.model_copy(update={"closed_form": None})
     specs = resolve_model(chosen.sender), resolve_model(chosen.receiver)
     pool = load_engines(specs)
     where = work or Path("runs") / "train" / path.stem
@@ -52,7 +63,7 @@ def command(recipe: str, steps: int | None, target: Path | None, work: Path | No
             told = "" if found is None else f"held out: NLL {found.nll:.3f}, exact {found.exact:.1%}"
             shown.take(step.step, step.loss, step.rate, step.tokens_per_second, told)
 
-        bundle = train(chosen, pool.get(specs[0]), pool.get(specs[1]), where, goal, take)
+        bundle = train(chosen, pool.get(specs[0]), pool.get(specs[1]), where, goal, take, shown.wait)
     metrics = bundle.card.metrics
     plot = _plot(where)
     if as_json:

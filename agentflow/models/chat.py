@@ -52,6 +52,27 @@ def render(tokenizer: Any, turns: Sequence[Turn], *, reply: bool) -> list[int]:
     return [int(i) for i in ids]
 
 
+def anchor(tokenizer: Any) -> tuple[int, ...]:
+    """The token that every conversation begins with: it stands before a message that has positions of its own.
+
+    Models put much of their attention on the first position, whatever it says (arXiv 2309.17453).
+    """
+    return tuple(render(tokenizer, conversation("", "-"), reply=False)[:1])
+
+
+def reply_frame(tokenizer: Any, turns: Sequence[Turn]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """A conversation's tokens up to where the assistant's turn opens, and that opening: at least one token."""
+    whole = render(tokenizer, turns, reply=True)
+    shared = shared_length(render(tokenizer, turns, reply=False), whole)
+    return tuple(whole[:shared]), tuple(whole[shared:])
+
+
+def shared_length(own: Sequence[int], whole: Sequence[int]) -> int:
+    """How many tokens both begin with, at least one of `whole` left over."""
+    pairs = zip(own, whole[:-1], strict=False)
+    return next((n for n, (a, b) in enumerate(pairs) if a != b), min(len(own), len(whole) - 1))
+
+
 def frames(tokenizer: Any, turns: Sequence[Turn]) -> list[str]:
     """The template's own text before each turn's content and behind the last; shorter where it leaves a turn out.
 

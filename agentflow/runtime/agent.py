@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from agentflow.channels.base import Channel, Context, Message, Task
 from agentflow.kv.payload import Payload, Turn
-from agentflow.models.chat import append_turn, tokens_of
+from agentflow.models.chat import append_turn, reply_frame, tokens_of
 from agentflow.models.engine import Engine
 from agentflow.models.requests import Generation, Request, Sampling
 from agentflow.models.tally import tallied
@@ -114,7 +114,7 @@ def plan_turn(
         new_tokens = max(map(len, options)) + 1  # with the end behind it
     asked = f"{note}\n\n{prompt}" if note else prompt
     standing = Trajectory(engine, system, asked, history, tuple(caches), new_tokens, reuse).within(limit)
-    foundation = standing.foundation
+    deliveries, foundation = rewritten(engine, standing.foundation, standing.turns, deliveries)
     handover = sum(d.result.encode_seconds + d.result.inject_seconds for d in deliveries)
     request = Request(
         foundation.suffix,
@@ -131,6 +131,31 @@ def plan_turn(
     engine.check(request)
     seconds = handover + time.perf_counter() - start
     return Turnplan(standing.turns, foundation, request, tuple(deliveries), seconds, memory=standing.memory)
+
+
+def rewritten(
+    engine: Engine, foundation: Foundation, turns: Sequence[Turn], deliveries: Sequence[Delivery]
+) -> tuple[Sequence[Delivery], Foundation]:
+    """Let messages change the cache of the agent's own turn, up to where it answers: computed here, for that."""
+    if not any(d.context.rewrite for d in deliveries):
+        return deliveries, foundation
+    own, _ = reply_frame(engine.tokenizer, turns)
+    end = min(foundation.head + len(own), len(foundation.token_ids) - 1)
+    cache = foundation.prefix.before(end) if foundation.prefix is not None else None
+    known = cache.next_position if cache is not None else 0
+    cache = engine.prefill(foundation.token_ids[known:end], cache)
+    heard, losses = [], list(foundation.losses)
+    for delivery in deliveries:
+        if delivery.context.rewrite is not None:
+            start = time.perf_counter()
+            cache = delivery.context.rewrite(cache)
+            stats = {**(delivery.result.stats or {}), "adapt_seconds": time.perf_counter() - start}
+            heard.append(replace(delivery, result=replace(delivery.result, stats=stats)))
+            losses += delivery.context.losses
+        else:
+            heard.append(delivery)
+    suffix = foundation.token_ids[end:]
+    return heard, replace(foundation, prefix=cache, suffix=suffix, exact=False, losses=tuple(losses))
 
 
 def close_turn(speaker: str, engine: Engine, plan: Turnplan, generation: Generation) -> tuple[NodeResult, Message]:

@@ -42,20 +42,21 @@ class Foundation:
 def gather(contexts: Sequence[Context], senders: Sequence[str]) -> tuple[tuple[Turn, ...], str, list[Context]]:
     """Several contexts as one conversation to continue, a note for the head of the prompt, and caches in order.
 
-    One conversation is continued. Of several, those that come with caches are joined behind one another and the
-    last of them is continued; those in words are quoted in the note. What several senders have fused into the
-    receiver's cache of one conversation is added up.
+    One conversation is continued; caches that come without one stand before it. Of several conversations, those that
+    come with caches are joined behind one another and the last of them is continued; those in words are quoted in the
+    note. What several senders have fused into the receiver's cache of one conversation is added up.
 
     Raises:
         ChannelError: a cache without its conversation.
     """
     caches = _added_up([c for c in contexts if c.cache is not None])
     talks = [(c, s) for c, s in zip(contexts, senders, strict=True) if c.turns and c.cache is None]
-    if any(not c.turns for c in caches):
+    if any(not c.turns and c.head < len(c.token_ids) for c in caches):
         raise ChannelError("A cache came without the conversation it was computed from.")
+    caches.sort(key=lambda c: bool(c.turns))  # what stands before any conversation first
     notes = [c.note for c in contexts if c.note]
-    if not caches and len(talks) == 1:
-        return talks[0][0].turns, "\n\n".join(notes), []
+    if not any(c.turns for c in caches) and len(talks) == 1:
+        return talks[0][0].turns, "\n\n".join(notes), caches
     quotes = [_quote(c, sender) for c, sender in talks]
     history = caches[-1].turns if caches else ()
     return history, "\n\n".join([*quotes, *notes]), caches

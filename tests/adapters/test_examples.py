@@ -7,13 +7,13 @@ import json
 import pytest
 import torch
 
-from agentflow.adapters.examples import Sample, anchor, load_samples, make_examples
+from agentflow.adapters.examples import Sample, load_samples, make_examples
 from agentflow.adapters.objective import divergence, objective
 from agentflow.adapters.passes import Pair
 from agentflow.adapters.reading import Readings
 from agentflow.adapters.recipe import DataRecipe, Weights
 from agentflow.errors import DataError
-from agentflow.models.chat import conversation, render
+from agentflow.models.chat import anchor, conversation, render
 from agentflow.tasks.registry import make_task
 from tests.tiny import tiny_engine
 

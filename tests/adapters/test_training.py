@@ -59,8 +59,8 @@ def test_training_lowers_the_loss_and_the_held_out_answers_are_measured_beside_c
     losses = [p.loss for p in seen]
     assert sum(losses[-5:]) < sum(losses[:5]) - 1
     metrics = made.card.metrics
-    assert {"fused", "receiver alone", "zero", "mismatched", "sender alone"} <= metrics.keys()
-    assert metrics["fused"]["nll"] < metrics["receiver alone"]["nll"] - 0.2
+    assert {"message", "receiver alone", "zero", "mismatched", "sender alone"} <= metrics.keys()
+    assert metrics["message"]["nll"] < metrics["receiver alone"]["nll"] - 0.2
     assert [p.step for p in seen if p.validated] == [10, 20, 30]
     assert made.card.recipe["learning_rate"] == 0.02
     log = json.loads((tmp_path / "t.work" / METRICS).read_text())["log"]
@@ -153,7 +153,7 @@ def test_weights_of_half_the_bytes_are_those_that_were_measured(tmp_path):
     held_out = make_examples(load_samples(DataRecipe(**DATA), 0)[1], sender, receiver)
     adapter = half.load().ready(torch.device("cpu"), torch.float32)
     found = Pair(sender, receiver).measure(adapter, held_out, size=2)
-    assert found.nll == pytest.approx(half.card.metrics["fused"]["nll"], abs=1e-6)
+    assert found.nll == pytest.approx(half.card.metrics["message"]["nll"], abs=1e-6)
 
 
 def test_rates_and_temperatures_follow_their_schedules():

@@ -28,7 +28,7 @@ def test_a_training_tells_its_steps_and_leaves_a_bundle_metrics_and_a_plot(recip
     assert ended.code == 0, ended.err
     assert "step 1 of 3: loss" in ended.err
     assert "tokens/s; held out: NLL" in ended.err
-    for name in ("fused", "receiver alone", "zero", "mismatched", "sender alone"):
+    for name in ("message", "receiver alone", "zero", "mismatched", "sender alone"):
         assert name in ended.out
     card = open_bundle(recipe / "configs" / "adapters" / "mine").card
     assert card.recipe["steps_done"] == 3
