@@ -9,7 +9,7 @@ import click
 from rich.table import Table
 
 from agentflow.cli.console import amount, out, plain, print_json
-from agentflow.cli.options import FILE, json_option
+from agentflow.cli.options import FILE, Count, json_option
 from agentflow.errors import AdapterError
 
 if TYPE_CHECKING:
@@ -113,6 +113,28 @@ def export_bundle(bundle: str, target: Path) -> None:
 
     export_published(find_bundle(bundle), target)
     out.print(f"published form: {plain(str(target))}", soft_wrap=True)
+
+
+@command.command("prune", short_help="Keep the layers of a bundle whose gates ask most for it.")
+@click.argument("bundle")
+@click.option("--layers", required=True, type=Count(), help="How many of the receiver's layers are still changed.")
+@click.option("--out", "target", required=True, type=FILE, metavar="FOLDER", help="Where the smaller bundle goes.")
+def prune_bundle(bundle: str, layers: int, target: Path) -> None:
+    """Write BUNDLE, an `lcf` bundle of the variants aligned or pooled, with fewer layers.
+
+    What it then scores has to be measured again: the card says only what it was made of.
+
+    \b
+    agentflow adapters prune lcf-aligned --layers 9 --out lcf-aligned-9
+    """
+    from agentflow.adapters.bundle import find_bundle, save_bundle
+    from agentflow.adapters.pruning import prune
+
+    found = find_bundle(bundle)
+    card, smaller = found.card, prune(found.load(), layers)
+    recipe = {**card.recipe, "pruned_from": card.digest}
+    made = save_bundle(target, smaller, card.sender, card.receiver, recipe=recipe, license=card.license)
+    out.print(f"bundle: {plain(str(made.folder))} · {smaller.parameter_count:,} parameters", soft_wrap=True)
 
 
 def _json(bundle: Bundle) -> dict[str, object]:

@@ -8,6 +8,7 @@ import torch
 from agentflow.adapters.base import make_adapter
 from agentflow.adapters.closed_form import Moments, principal, reduced
 from agentflow.adapters.front import SHUT
+from agentflow.adapters.pruning import prune
 from agentflow.adapters.wire import pack, unpack
 from agentflow.errors import AdapterError, PayloadError
 from agentflow.kv.cache import KVCache
@@ -380,3 +381,24 @@ def test_codes_in_few_bits_are_what_they_were_to_half_a_step(bits):
     ):
         with pytest.raises(PayloadError, match="codes 'a' can't be used"):
             unpack(wrong, {"a": 100, "b": 7}, bits)
+
+
+@pytest.mark.parametrize("name", ["lcf_aligned", "lcf_pooled"])
+def test_pruned_layers_stay_as_they_are_and_the_others_change_as_before(name):
+    made = ready(name)
+    with torch.no_grad():
+        made.gates.gate.copy_(torch.tensor([[0.1, 2.0], [0.5, 0.5], [0.2, -1.0], [3.0, 0.1]]))
+    made.eval()
+    smaller = prune(made, 2)
+    assert [n for n, _ in smaller.pairs] == [0, 3]
+    sender, receiver = double(cache(SENDER)), double(cache(RECEIVER, seed=1))
+    whole, part = (sent(one, sender, receiver, torch.arange(7)) for one in (made, smaller))
+    for n in range(4):
+        expected = whole if n in (0, 3) else receiver
+        assert torch.equal(part.keys[n], expected.keys[n])
+        assert torch.equal(part.values[n], expected.values[n])
+    assert smaller.parameter_count < made.parameter_count
+    with pytest.raises(AdapterError, match="It has 4 layers"):
+        prune(made, 5)
+    with pytest.raises(AdapterError, match="can't be left out"):
+        prune(make("lcf_mapped"), 2)

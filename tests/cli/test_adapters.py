@@ -6,8 +6,11 @@ import json
 
 import pytest
 
-from agentflow.adapters.bundle import open_bundle
-from tests.adapters.samples import bundle_of
+from agentflow.adapters.base import make_adapter
+from agentflow.adapters.bundle import open_bundle, save_bundle
+from agentflow.adapters.card import End
+from agentflow.kv.geometry import Geometry
+from tests.adapters.samples import bundle_of, randomised
 from tests.cli.conftest import save_tiny
 from tests.tiny import tiny_engine
 
@@ -66,3 +69,23 @@ def test_a_model_whose_configuration_is_not_here_is_told_how_to_get(bundle, cli,
 def test_the_list_of_no_bundles_says_so(place, cli):
     names = [b["name"] for b in json.loads(cli("adapters", "list", "--json").out)]
     assert "pair" not in names
+
+
+def test_a_bundle_is_pruned_to_a_smaller_one(place, cli, tmp_path):
+    ends = [End.of(tiny_engine().loaded)] * 2
+    made = make_adapter("lcf_aligned", *(Geometry(end.geometry) for end in ends), {"width": 8})
+    save_bundle(tmp_path / "whole", randomised(made), *ends, recipe={"steps": 3}, license="MIT")
+    ended = cli("adapters", "prune", str(tmp_path / "whole"), "--layers", "2", "--out", str(tmp_path / "small"))
+    assert ended.code == 0, ended.err
+    card = open_bundle(tmp_path / "small").card
+    assert len(card.arguments["only"]) == 2
+    assert (card.license, card.metrics, card.recipe["pruned_from"]) == (
+        "MIT",
+        {},
+        open_bundle(tmp_path / "whole").card.digest,
+    )
+    assert open_bundle(tmp_path / "small").load().parameter_count < made.parameter_count
+    refused = cli("adapters", "prune", str(tmp_path / "whole"), "--layers", "9", "--out", str(tmp_path / "none"))
+    assert refused.code == 2
+    assert "so 9 of them can't be kept" in refused.err
+    assert not (tmp_path / "none").exists()

@@ -66,7 +66,7 @@ def test_wrong_recipes_are_one_plain_error(recipe, cli, change, what):
 def test_an_unknown_recipe_names_those_that_ship(recipe, cli):
     ended = cli("train", "nine")
     assert ended.code == 2
-    assert "There is no recipe 'nine'. Name a file, or one that ships: c2c-self." in " ".join(ended.err.split())
+    assert "There is no recipe 'nine'. Name a file, or one that ships: c2c-self," in " ".join(ended.err.split())
 
 
 SMALLER = "model: small\nteacher: tiny\nleave_out: [2]\nconversations: 4\nwindow: 16\nheld_out: 1\nsteps: 2\nbatch: 1\n"
@@ -109,3 +109,27 @@ def test_wrong_derivations_are_one_plain_error(place, cli, change, what):
 def test_an_unknown_derivation_names_those_that_ship(cli):
     ended = cli("models", "derive", "nine")
     assert "There is no recipe 'nine'. Name a file, or one that ships: smollm2-135m-26." in " ".join(ended.err.split())
+
+
+def test_what_needs_no_gradient_can_be_had_alone_and_left_out(recipe, cli, tmp_path):
+    (recipe / "map.yaml").write_text(
+        RECIPE.replace("{width: 8}", "{neighbours: 1}").replace(
+            "sender: tiny\n", "adapter: lcf_mapped\nsender: tiny\n", 1
+        )
+    )
+
+    def steps_done(name, *options):
+        ended = cli("train", "map.yaml", *options, "--out", str(tmp_path / name), "--work", str(tmp_path / f"{name}-w"))
+        assert ended.code == 0, ended.err
+        return open_bundle(tmp_path / name).card.recipe["steps_done"], ended
+
+    done, ended = steps_done("closed", "--method", "closed-form")
+    assert done == 0
+    assert "reading the texts in both models" in ended.err
+    assert (tmp_path / "closed-w" / "loss.png").is_file()
+    done, ended = steps_done("gradient", "--method", "gradient", "--steps", "2")
+    assert done == 2
+    assert "reading the texts" not in ended.err
+    refused = cli("train", "mine.yaml", "--method", "closed-form")
+    assert refused.code == 2
+    assert "Nothing of 'c2c' can be found in closed form" in refused.err
