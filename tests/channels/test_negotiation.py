@@ -27,8 +27,8 @@ def windowed(folder: Path) -> ModelSpec:
 
 def test_the_order_is_that_of_the_ranks() -> None:
     order = auto_order()
-    known = [name for name in order if name in ("cache", "latent_briefing", "c2c", "text")]
-    assert known == ["cache", "latent_briefing", "c2c", "text"]
+    known = [name for name in order if name in ("cache", "latent_briefing", "lcf", "c2c", "text")]
+    assert known == ["cache", "latent_briefing", "lcf", "c2c", "text"]
     assert not {"retrieval", "summary"} & set(order)
 
 
@@ -58,7 +58,7 @@ def test_where_no_cache_may_come_the_best_that_sends_text_is_taken() -> None:
     choice = negotiate(candidates({"text": {"scope": "answer"}}), SMALL, SMALL, "there is a second one")
     assert isinstance(choice.channel, TextChannel)
     assert choice.channel.settings.scope == "answer"
-    assert choice.why == "not cache or latent_briefing or c2c: there is a second one"
+    assert choice.why == "not cache or latent_briefing or lcf or c2c: there is a second one"
 
 
 def test_a_channel_of_ones_own_joins_by_its_rank(monkeypatch: pytest.MonkeyPatch) -> None:
