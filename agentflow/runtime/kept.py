@@ -9,6 +9,7 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
+from agentflow.runtime.lines import Log
 from agentflow.runtime.records import Record
 from agentflow.runtime.scheduler import Unit
 
@@ -16,24 +17,16 @@ FILE = "results.jsonl"
 
 
 class ResultLog:
-    """The results of one run, as its process writes and finds them.
-
-    A line is handed to the system before `save` returns, so it outlives the process; it is not forced to the disk, so
-    it may not outlive the machine. What is then missing, or cut, runs again.
-    """
+    """The results of one run, as its process writes and finds them; what is missing, or cut, runs again."""
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / FILE
-        cut_half_line(self._path)
+        self._log = Log(self._path)
         self._places = {record.unit: place for place, record in _lines(self._path)}
-        self._file = self._path.open("ab")
 
     def save(self, record: Record) -> None:
         """Append a result."""
-        place = self._file.tell()
-        self._file.write(json.dumps(record.to_json(), ensure_ascii=False).encode() + b"\n")
-        self._file.flush()
-        self._places[record.unit] = place
+        self._places[record.unit] = self._log.append(record.to_json())
 
     def find(self, unit: Unit) -> Record | None:
         """A unit's result, None where there is none that can be read."""
@@ -44,22 +37,13 @@ class ResultLog:
             return _record(file.readline())
 
     def close(self) -> None:
-        """Close the file."""
-        self._file.close()
+        """Close the log."""
+        self._log.close()
 
 
 def read_results(folder: Path) -> dict[Unit, Record]:
     """All results of a run that can be read, in the order in which units were first finished."""
     return {record.unit: record for _, record in _lines(folder / FILE)}
-
-
-def cut_half_line(log: Path) -> None:
-    """Take a last line that was cut by a crash off a log, so that what is appended begins a line."""
-    if not log.exists():
-        return
-    with log.open("rb+") as file:
-        whole = file.read().rfind(b"\n") + 1
-        file.truncate(whole)
 
 
 def _lines(path: Path) -> Iterator[tuple[int, Record]]:

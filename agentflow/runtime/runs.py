@@ -21,7 +21,8 @@ from filelock import FileLock, Timeout
 
 from agentflow.errors import RunError
 from agentflow.runtime.events import Event
-from agentflow.runtime.kept import ResultLog, cut_half_line
+from agentflow.runtime.kept import ResultLog
+from agentflow.runtime.lines import Log, encoded
 from agentflow.runtime.records import FORM, Record
 from agentflow.runtime.results import ItemResult
 from agentflow.runtime.scheduler import Unit
@@ -42,7 +43,7 @@ class RunStore:
     def __init__(self, folder: Path, lock: FileLock, *, resumed: bool = False, forced: Collection[str] = ()) -> None:
         self.folder, self.resumed, self._lock, self._forced = folder, resumed, lock, frozenset(forced)
         self._results = ResultLog(folder)
-        self._events = (folder / "events.jsonl").open("a", encoding="utf-8")
+        self._events = Log(folder / "events.jsonl")
 
     @property
     def id(self) -> str:
@@ -76,7 +77,6 @@ class RunStore:
         check_form(folder)
         lock = locked(folder)
         try:
-            cut_half_line(folder / "events.jsonl")
             (folder / "outcome.json").unlink(missing_ok=True)
             return cls(folder, lock, resumed=True, forced=forced)
         except BaseException:
@@ -86,8 +86,7 @@ class RunStore:
     def __call__(self, event: Event) -> None:
         """Append one event to the log."""
         if event.kind not in UNLOGGED:
-            self._events.write(json.dumps(vars(event), ensure_ascii=False) + "\n")
-            self._events.flush()
+            self._events.append(vars(event))
 
     def save(self, record: Record) -> None:
         """Keep what a finished unit leaves behind."""
@@ -165,11 +164,12 @@ def safe_name(name: str) -> str:
     return f"{safe}-{blake3(name.encode('utf-8', 'surrogatepass')).hexdigest(4)}"
 
 
-def write_json(path: Path, value: Any) -> None:
-    """Write JSON so that the file is either complete or not there."""
+def write_json(path: Path, value: Mapping[str, Any]) -> None:
+    """Write JSON, a line for each key, so that the file is either complete or not there."""
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
-    part.write_text(json.dumps(value, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
+    lines = ",\n".join(f" {encoded(key)}: {encoded(inner)}" for key, inner in value.items())
+    part.write_text(f"{{\n{lines}\n}}\n", encoding="utf-8")
     part.replace(path)
 
 
