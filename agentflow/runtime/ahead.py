@@ -67,9 +67,5 @@ class Ahead:
             if (unit.item, unit.node) == (item, node):
                 self._made.pop(unit, None)
 
-    def pending(self) -> list[Future[Prepared]]:
-        """What is being prepared."""
-        return [future for _, future in list(self._made.values()) if not future.done()]
-
     def _begin(self, spec: ModelSpec, engine: Engine, unit: Unit, state: ItemState) -> Future[Prepared]:
         return self._executor.submit(("ahead", spec), lambda: self._prepare(engine, unit, state))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 from agentflow.channels.base import Channel, Compatibility
 from agentflow.channels.negotiation import AUTO, fitting
@@ -19,9 +20,13 @@ from agentflow.tasks.registry import make_task
 from agentflow.tools import Toolbox
 from agentflow.tools.base import Tool
 from agentflow.workflow.frames import address
+from agentflow.workflow.graph import ancestors, build_graph, topological_order
 from agentflow.workflow.parts import Edge
 from agentflow.workflow.problems import Problem, raise_problems
 from agentflow.workflow.schema import Workflow
+
+if TYPE_CHECKING:
+    import networkx as nx
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,6 +88,31 @@ class Binding:
             by_sender.setdefault(entry[1].sender, []).append(entry)
             by_receiver.setdefault(entry[1].receiver, []).append(entry)
         return by_sender, by_receiver
+
+    @cached_property
+    def graph(self) -> nx.DiGraph[str]:
+        """The workflow's nodes, and which waits for which."""
+        return build_graph(self.workflow)
+
+    @cached_property
+    def order(self) -> list[str]:
+        """The nodes in topological order."""
+        return topological_order(self.graph)
+
+    def until(self, name: str | None) -> list[str]:
+        """The nodes to run, in topological order: all, or those of a name and whatever they depend on.
+
+        Raises:
+            UserError: nothing has this name.
+        """
+        if name is None:
+            return self.order
+        last = self.workflow.members(name)
+        if not last:
+            fix = did_you_mean(name, {address(node) for node in self.workflow.nodes})
+            raise UserError(f"There is no node '{name}' to run until.", fix=fix)
+        wanted = {one for node in last for one in (node, *ancestors(self.graph, node))}
+        return [node for node in self.order if node in wanted]
 
     def _edges(self) -> list[tuple[int, Edge, Channel]]:
         pairs = zip(self.workflow.edges, self.channels, strict=True)

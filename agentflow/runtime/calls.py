@@ -5,15 +5,15 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 
 from agentflow.errors import UserError
 from agentflow.runtime.binding import Binding
 from agentflow.runtime.events import Bus
-from agentflow.runtime.executors.local import Detached
+from agentflow.runtime.executors.local import Detached, Ended
 from agentflow.runtime.failures import kind_of
 from agentflow.runtime.questions import Questions
 from agentflow.runtime.records import Answer, Record
@@ -36,24 +36,24 @@ class _Running:
     deadline: float
 
 
-@dataclass(eq=False)
 class Calls:
     """The calls of one run; used by the orchestrator's thread alone.
 
     A call that takes longer than its node allows is given up: Python can't stop a thread, so it is left to itself,
     and what it gives in the end is dropped.
 
-    Attributes:
-        cancelled: told to let go of every call.
+    Args:
+        cancelled: says that every call is to be let go of.
+        told: is told of calls that have ended.
     """
 
-    binding: Binding
-    questions: Questions
-    bus: Bus
-    cancelled: Callable[[], bool]
-    _threads: Detached = field(default_factory=Detached)
-    _queue: deque[tuple[Unit, ItemState]] = field(default_factory=deque)
-    _running: dict[Future[Outcome], _Running] = field(default_factory=dict)
+    def __init__(
+        self, binding: Binding, questions: Questions, bus: Bus, cancelled: Callable[[], bool], told: Ended
+    ) -> None:
+        self.binding, self.questions, self.bus, self.cancelled = binding, questions, bus, cancelled
+        self._threads = Detached(told)
+        self._queue = deque[tuple[Unit, ItemState]]()
+        self._running = dict[Future[Outcome], _Running]()
 
     def add(self, unit: Unit, state: ItemState) -> None:
         """Take a unit on; it begins at once, unless too many are under way."""
@@ -65,21 +65,21 @@ class Calls:
         self._threads.close()
 
     @property
-    def pending(self) -> list[Future[Outcome]]:
-        """Calls under way."""
-        return list(self._running)
+    def pending(self) -> int:
+        """How many calls are under way."""
+        return len(self._running)
 
     def patience(self, longest: float) -> float:
         """Seconds until the next call has to be given up, at most `longest`."""
         first = min((call.deadline for call in self._running.values()), default=float("inf"))
         return min(longest, max(0.0, first - time.monotonic()))
 
-    def ended(self) -> list[Outcome]:
-        """What has come of calls since this was last asked, those that took too long or were called off included."""
+    def ended(self, done: Collection[Future[Outcome]]) -> list[Outcome]:
+        """What has come of those that are `done`, and of those that took too long or are called off."""
         outcomes = []
         now, off = time.monotonic(), self.cancelled()
         for future, call in list(self._running.items()):
-            if future.done():
+            if future in done:
                 outcomes.append(future.result())
             elif off:
                 outcomes.append(Outcome(call.unit, error="cancelled"))

@@ -6,18 +6,18 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, wait
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
-from agentflow.errors import UserError, did_you_mean
+from agentflow.errors import UserError
 from agentflow.models.pool import EnginePool
 from agentflow.models.spec import ModelSpec
 from agentflow.runtime.ahead import Ahead
 from agentflow.runtime.binding import Binding
 from agentflow.runtime.calls import Calls
 from agentflow.runtime.events import Bus, Listener
-from agentflow.runtime.executors.local import LocalExecutor
+from agentflow.runtime.executors.local import Ended, LocalExecutor
 from agentflow.runtime.gates import Gates
 from agentflow.runtime.memo import Memo
 from agentflow.runtime.options import RunOptions
@@ -28,10 +28,7 @@ from agentflow.runtime.scheduler import Scheduler, Unit
 from agentflow.runtime.settling import Settling, first_rounds
 from agentflow.runtime.state import ItemState
 from agentflow.runtime.turns import Outcome, Probe, Turns
-from agentflow.workflow.frames import address
-from agentflow.workflow.graph import ancestors, build_graph, topological_order
 from agentflow.workflow.meaning import Meaning
-from agentflow.workflow.schema import Workflow
 from agentflow.workflow.templates import evaluate, render_value
 
 WINDOW = 0.005
@@ -67,13 +64,12 @@ class Orchestrator:
         self._cancelled = threading.Event()
         self._turns = Turns(binding, engines, self.options, self._bus, store, self._cancelled.is_set, memo, probe)
         self._places = Places(binding.models.values(), self.options.per_device)
-        workflow = binding.workflow
-        self._order = _order(workflow, self.options.until)
+        self._order = binding.until(self.options.until)
         # A node waits for its senders, and for whatever its templates may look at: all its ancestors.
         self._parents = {node: sorted({e.sender for _, e, _ in binding.incoming(node)}) for node in self._order}
         included = set(self._order)
         self._after = {
-            node: [n for n in workflow.waits_for(node) if n in included and n not in self._parents[node]]
+            node: [n for n in binding.workflow.waits_for(node) if n in included and n not in self._parents[node]]
             for node in self._order
         }
 
@@ -94,9 +90,10 @@ class Orchestrator:
             item: ItemState(item, inputs, open_nodes=set(self._order), awaited=awaited.copy()) for item, inputs in items
         }
         scheduler = Scheduler(self._order, self._parents, list(states), after=self._after)
-        executor = LocalExecutor()
+        self._ended = Ended()
+        executor = LocalExecutor(self._ended)
         self._ahead = Ahead(self._turns.prepare, executor, self.options.overlap, self.options.max_batch)
-        self._calls = Calls(self.binding, self._turns.questions, self._bus, self._cancelled.is_set)
+        self._calls = Calls(self.binding, self._turns.questions, self._bus, self._cancelled.is_set, self._ended)
         gates = Gates(self.binding.workflow, self._turns.questions, self._bus)
         self._settling = Settling(
             self.binding, self._turns, self._bus, self.store, scheduler, states, self._ahead, gates
@@ -164,9 +161,8 @@ class Orchestrator:
 
     def _collect(self, busy: _Busy, timeout: float) -> None:
         """Settle what has ended, waiting at most `timeout` seconds for something to."""
-        running: list[Future[Any]] = [*busy, *self._calls.pending, *self._ahead.pending()]
-        done, _ = wait(running, timeout=self._calls.patience(timeout), return_when=FIRST_COMPLETED)
-        for outcome in self._calls.ended():
+        done = self._ended.wait(self._calls.patience(timeout))
+        for outcome in self._calls.ended(done):
             self._settling.settle(outcome)
         for future in [future for future in busy if future in done]:
             del busy[future]
@@ -241,20 +237,6 @@ class Orchestrator:
             except UserError as error:
                 state.errors["outputs"] = str(error)
         return ItemResult(state.id, nodes, outputs, dict(state.errors), dict(state.skipped), dict(state.passed))
-
-
-def _order(workflow: Workflow, until: str | None) -> list[str]:
-    """The nodes to run, in topological order: all, or one and those it depends on."""
-    graph = build_graph(workflow)
-    order = topological_order(graph)
-    if until is None:
-        return order
-    last = workflow.members(until)
-    if not last:
-        fix = did_you_mean(until, {address(node) for node in workflow.nodes})
-        raise UserError(f"There is no node '{until}' to run until.", fix=fix)
-    wanted = {name for node in last for name in (node, *ancestors(graph, node))}
-    return [node for node in order if node in wanted]
 
 
 _Busy = dict[Future[list[Outcome]], ModelSpec]

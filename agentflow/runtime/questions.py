@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 from blake3 import blake3
@@ -18,7 +17,7 @@ from agentflow.runtime.scheduler import Unit
 from agentflow.runtime.state import ItemState
 from agentflow.tools import Tool
 from agentflow.workflow.fields import Generation
-from agentflow.workflow.graph import ancestors, build_graph
+from agentflow.workflow.graph import ancestors
 from agentflow.workflow.location import KeyPath
 from agentflow.workflow.meaning import Meaning
 from agentflow.workflow.parts import OutputSpec, ToolNode
@@ -150,13 +149,13 @@ class Questions:
         layout = self.binding.workflow.layout
         frame, local = layout.frames[node], layout.local(node)
         return Meaning(state).context(
-            frame, local, template, is_expression=is_expression, above=lambda: ancestors(self._graph, node)
+            frame, local, template, is_expression=is_expression, above=lambda: ancestors(self.binding.graph, node)
         )
 
     def above(self, node: str) -> list[str]:
         """The ancestors of a node, in the order written."""
-        above = ancestors(self._graph, node)
-        return [name for name in self._graph if name in above]
+        above = ancestors(self.binding.graph, node)
+        return [name for name in self.binding.graph if name in above]
 
     def key_of(self, unit: Unit, state: ItemState, model: str) -> Key:
         """The key of a unit as it would be asked now. Raises `TemplateError`."""
@@ -207,13 +206,12 @@ class Questions:
         models = self.binding.model_of
         return "" if sender in self.binding.tools else channel.mark(models(sender), models(receiver))
 
-    @cached_property
-    def _graph(self) -> Any:
-        return build_graph(self.binding.workflow)
+
+_encoded = json.JSONEncoder(sort_keys=True, default=str).encode
 
 
 def _digest(content: Any) -> str:
-    return blake3(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest(16)
+    return blake3(_encoded(content).encode()).hexdigest(16)
 
 
 def mark_of(engine: Engine) -> str:

@@ -18,7 +18,6 @@ from agentflow.runtime.questions import Questions
 from agentflow.runtime.records import Record
 from agentflow.runtime.scheduler import Unit
 from agentflow.runtime.state import ItemState
-from agentflow.workflow.graph import ancestors, build_graph, topological_order
 from agentflow.workflow.meaning import Needs, needed
 from agentflow.workflow.parts import AnyNode, Node, templates_of
 from agentflow.workflow.templates import evaluate
@@ -54,15 +53,12 @@ def rehearse(
         stored: the results of the run that would be resumed.
         forced: nodes that would run in any case.
     """
-    graph = build_graph(binding.workflow)
-    order = topological_order(graph)
-    ends = binding.workflow.members(until) if until is not None else order
-    wanted = {name for node in ends for name in (node, *ancestors(graph, node))} if until is not None else set(order)
+    wanted = set(binding.until(until))
     questions = Questions(binding, seed)
     found: list[Foreseen] = []
     for item, inputs in items:
         rehearsal = _Rehearsal(binding, questions, ItemState(item, inputs), stored or {}, frozenset(forced))
-        for node in order:
+        for node in binding.order:
             if node in wanted:
                 found += [one for one in rehearsal.of(node) if one.unit.node not in rehearsal.state.passed]
             else:

@@ -99,7 +99,8 @@ class Settling:
         senders = [state.source(name) for name in (*(e.sender for _, e, _ in self.binding.incoming(node)), *earlier)]
         if node in state.passed:  # what waits for it waits for the node that stands for it
             state.awaited[state.source(node)] += state.awaited.pop(node, 0)
-        state.awaited.subtract(senders)
+        for sender in senders:
+            state.awaited[sender] -= 1
         state.forget(node, *senders)
         if not state.open_nodes:
             self.bus.emit("item_finished", item=state.id, failed=bool(state.errors))

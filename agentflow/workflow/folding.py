@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from agentflow.workflow.frames import address
-from agentflow.workflow.graph import build_graph
+from agentflow.workflow.graph import waits
 
 if TYPE_CHECKING:
     import networkx as nx
@@ -28,7 +28,7 @@ def folded(workflow: Workflow, channels: Iterable[str] | None = None) -> nx.DiGr
     sent = {(edge.sender, edge.receiver): name for edge, name in zip(workflow.edges, names, strict=True)}
     graph: nx.DiGraph[str] = nx.DiGraph()
     graph.add_nodes_from(map(address, workflow.nodes))
-    for pair in build_graph(workflow).edges:
+    for pair in waits(workflow):
         if not _is_between_rounds(*pair):
             sender, receiver = map(address, pair)
             if pair in sent or not graph.has_edge(sender, receiver):

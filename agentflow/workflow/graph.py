@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -15,16 +15,18 @@ _BLOCK = 1024
 
 
 def build_graph(workflow: Workflow) -> nx.DiGraph[str]:
-    """Return the graph of a workflow: nodes in the order written, edges with their `channel`.
+    """Return the graph of a workflow: nodes in the order written, an edge wherever one waits for another."""
+    return graph_of(workflow.nodes, waits(workflow))
 
-    Where a node only waits for another one, the edge has none.
-    """
-    graph = graph_of(workflow.nodes, ((edge.sender, edge.receiver) for edge in workflow.edges))
+
+def waits(workflow: Workflow) -> Iterator[tuple[str, str]]:
+    """Give who ends before whom begins: sender and receiver of every edge, then those that only wait."""
     for edge in workflow.edges:
-        graph.edges[edge.sender, edge.receiver]["channel"] = edge.channel
+        yield edge.sender, edge.receiver
     for name in workflow.nodes:
-        graph.add_edges_from((other, name) for other in workflow.waits_for(name) if other in graph)
-    return graph
+        for other in workflow.waits_for(name):
+            if other in workflow.nodes:
+                yield other, name
 
 
 def graph_of(names: Iterable[str], pairs: Iterable[tuple[str, str]]) -> nx.DiGraph[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import cached_property
 from typing import Any, Self
 
 from pydantic import PrivateAttr
@@ -25,7 +26,7 @@ class Workflow(Sections[AnyNode]):
 
     _layout: Layout | None = PrivateAttr(default=None)
 
-    @property
+    @cached_property  # asked for many times a node, and pydantic is slow to find what is private
     def layout(self) -> Layout:
         """How it was unfolded. Raises `ValueError` for one that no file was read for."""
         if self._layout is None:
@@ -58,7 +59,8 @@ class Workflow(Sections[AnyNode]):
 
     def waits_for(self, node: str) -> Iterable[str]:
         """Return nodes that end before a node begins, though they send it nothing: those of the round before."""
-        return self._layout.after.get(node, ()) if self._layout else ()
+        layout = self._layout
+        return layout.after.get(node, ()) if layout else ()
 
     def most_rounds(self, node: str) -> list[int]:
         """Return how often each loop around a node may run, the outermost first."""
