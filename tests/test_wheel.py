@@ -38,12 +38,15 @@ def wheel(tmp_path_factory) -> Path:
     return build(tmp_path_factory.mktemp("wheel"))
 
 
-def test_the_wheel_holds_every_yaml_file_that_ships(wheel):
+def test_the_wheel_holds_every_yaml_file_and_every_bundle_that_ships(wheel):
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
     shipped = {p.relative_to(ROOT).as_posix() for kind in KINDS for p in (ROOT / kind).rglob("*.yaml")}
     assert shipped
     assert {f"agentflow/library/{name}" for name in shipped} <= names
+    bundles = {p.relative_to(ROOT).as_posix() for p in (ROOT / "configs" / "adapters").glob("*/adapter.*")}
+    assert bundles
+    assert {f"agentflow/library/{name}" for name in bundles} <= names
     assert not [name for name in names if name.startswith(("tests/", "runs/", "benchmarks/"))]
 
 

@@ -22,7 +22,8 @@ from agentflow.channels.registry import make_channel
 from agentflow.errors import AdapterError, UserError
 from agentflow.models.chat import conversation, render
 from agentflow.workflow.configs import load_config
-from agentflow.workflow.library import find
+from agentflow.workflow.library import find, shipped
+from agentflow.workflow.loader import load_workflow
 from tests.adapters.samples import bundle_of, randomised
 from tests.tiny import make_engine, tiny_engine, tiny_model
 
@@ -248,7 +249,17 @@ def test_wrong_recipes_are_refused(changes, what):
         recipe(**changes)
 
 
-def test_the_recipes_that_ship_are_recipes():
-    path = find("configs/train/c2c-self.yaml")
+@pytest.mark.parametrize("name", [n for n in shipped("configs") if n.startswith("train/")])
+def test_the_recipes_that_ship_are_recipes(name):
+    path = find(f"configs/{name}.yaml")
     assert path is not None
-    assert load_config(path, Recipe).adapter == "c2c"
+    assert load_config(path, Recipe).adapter.split("_")[0] in name
+
+
+def test_shipped_recipes_ask_as_the_agents_of_the_workflow_do():
+    data = load_config(find("configs/train/c2c-smollm2-135m-26.yaml"), Recipe).data
+    workflow = load_workflow("private_facts")
+    read, answer = (workflow.agents[workflow.nodes[name].agent] for name in ("read", "answer"))
+    assert (data.sender_system, data.receiver_system) == (read.system, answer.system)
+    prompt = workflow.nodes["read"].prompt
+    assert str(prompt).startswith(data.read.removesuffix("{context}"))

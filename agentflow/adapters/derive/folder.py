@@ -7,6 +7,7 @@ import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from textwrap import fill
 from typing import Any
 
 from agentflow.adapters.derive.recipe import Derivation
@@ -76,6 +77,12 @@ def _card(teacher: Engine, recipe: Derivation, metrics: Mapping[str, Any]) -> st
     learnt = f"the texts of {recipe.file.name}" if recipe.file else "conversations that the original wrote"
     before, after = metrics["before"], metrics["after"]
     head = {"base_model": spec.source, "license": (recipe.license or spec.license).lower() or "other"}
+    made = (
+        f"Made of {spec.model} ({spec.source}) with `agentflow models derive`. The layers {layers} (from 0) are left "
+        f"out, and those above the first of them learnt to say what the original says, on {learnt} "
+        f"({metrics['learnt_tokens']:,} tokens, {recipe.steps} steps, seed {recipe.seed}). Below it everything is the "
+        f"original's. Recipe, figures and losses: `{NOTES}`."
+    )
     return "\n".join(
         [
             "---",
@@ -84,11 +91,7 @@ def _card(teacher: Engine, recipe: Derivation, metrics: Mapping[str, Any]) -> st
             "",
             f"# {recipe.model}",
             "",
-            f"Made of {spec.model} ({spec.source}) with `agentflow models derive`. The layers {layers} (from 0) are",
-            f"left out, and those above the first of them learnt to say what the original says, on {learnt}",
-            f"({metrics['learnt_tokens']:,} tokens, {recipe.steps} steps, seed {recipe.seed}). Below it everything",
-            "is the original's. Recipe, figures and losses:",
-            f"`{NOTES}`.",
+            fill(made, width=110),
             "",
             f"| {metrics['held_out_tokens']:,} held-out tokens | NLL | KL to the original |",
             "|---|---|---|",
