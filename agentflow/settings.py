@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
@@ -59,10 +59,22 @@ def faults(
         grouped.setdefault(path, []).append(problem)
     for path, problems in grouped.items():
         if problems[0]["type"] == "extra_forbidden":
-            hint = did_you_mean(str(path[-1]), settings.model_fields) or "There are none."
+            hint = did_you_mean(str(path[-1]), _known(settings, path)) or "There are none."
             yield Fault(path, f"unknown setting '{'.'.join(map(str, path))}'", hint, is_key=True)
         else:
             yield Fault(path, _sentence(path, problems))
+
+
+def _known(settings: type[BaseModel], path: Sequence[int | str]) -> Iterable[str]:
+    """The settings there are where a path ends: those of the mapping inside of which it is."""
+    for step in path[:-1]:
+        field = settings.model_fields.get(str(step))
+        types = (field.annotation, *get_args(field.annotation)) if field is not None else ()
+        inner = next((t for t in types if isinstance(t, type) and issubclass(t, BaseModel)), None)
+        if inner is None:
+            return ()
+        settings = inner
+    return settings.model_fields
 
 
 def _joined(told: Iterable[Fault]) -> str:

@@ -25,6 +25,7 @@ sys.path.insert(0, str(ROOT))
 
 from agentflow.channels.registry import channel_names, get_channel  # noqa: E402
 from agentflow.cli.main import VERBS, cli  # noqa: E402
+from agentflow.models.endpoint import Endpoint  # noqa: E402
 from agentflow.models.spec import ModelSpec, Wheel  # noqa: E402
 from agentflow.runtime.editor_schema import KINDS, editor_schema  # noqa: E402
 from agentflow.tasks.registry import get_task, task_names  # noqa: E402
@@ -286,6 +287,9 @@ def workflow_reference() -> str:
         _table(ModelSpec),
         "### `wheel`",
         _table(Wheel),
+        "### `remote`",
+        "Where a model is served, in place of `source`: see [remote.md](remote.md).",
+        _table(Endpoint),
     ]
     blocks += ["## Channels", *_plugins((name, get_channel(name)) for name in channel_names())]
     blocks += ["## Tasks", *_plugins((name, get_task(name)) for name in task_names())]

@@ -14,6 +14,7 @@ from typing import ClassVar
 
 from pydantic import BaseModel, ConfigDict
 
+from agentflow.errors import ChannelError
 from agentflow.kv.cache import KVCache
 from agentflow.kv.payload import Payload, Turn
 from agentflow.models.engine import Engine
@@ -70,12 +71,19 @@ class Task:
     Attributes:
         prompt: its own prompt, rendered.
         system: its instructions.
-        engine: the engine it will run on.
+        receiver: the engine it will run on; None for a remote model.
     """
 
     prompt: str
     system: str
-    engine: Engine
+    receiver: Engine | None
+
+    @property
+    def engine(self) -> Engine:
+        """The receiver's engine, for channels that are never asked to reach a remote model (see `Channel.between`)."""
+        if self.receiver is None:
+            raise ChannelError("The receiver is remote: there is no engine of it here.", fix="Use the channel 'text'.")
+        return self.receiver
 
 
 @dataclass(frozen=True)
@@ -128,6 +136,8 @@ class Channel(ABC):
     Settings: ClassVar[type[ChannelSettings]] = ChannelSettings
     needs_cache: ClassVar[bool] = False
     """Whether the sender must keep its cache."""
+    takes_words: ClassVar[bool] = False
+    """Whether a sender that has no cache will do all the same, because its words can be read in its place."""
     task_free: ClassVar[bool] = True
     """Whether the payload is the same for every receiver, so that it is made once."""
     compresses: ClassVar[bool] = False
@@ -152,14 +162,32 @@ class Channel(ABC):
         del sender, receiver
         return ""
 
+    def between(self, sender: ModelSpec, receiver: ModelSpec) -> Compatibility:
+        """`check`, behind what holds for every channel: a remote model gives and takes words alone."""
+        if sender.remote is not None and self.needs_cache and not self.takes_words:
+            return Compatibility(False, f"'{sender.model}' is remote: it gives its words, and no cache", "text")
+        if receiver.remote is not None and not self.sends_text:
+            return Compatibility(False, f"'{receiver.model}' is remote: it takes words, and no cache", "text")
+        return self.check(sender, receiver)
+
     @abstractmethod
     def send(self, message: Message, task: Task) -> Payload:
         """Turn a message into a payload for a receiver about to do `task`."""
 
-    @abstractmethod
     def receive(self, payload: Payload, receiver: Engine) -> Context:
-        """Turn a payload into what the receiver stands on.
+        """Turn a payload into what the receiver stands on. Channels that send text may leave it to `read`.
 
         Raises:
             PayloadError: the payload does not fit the receiver.
         """
+        del receiver
+        return self.read(payload)
+
+    def read(self, payload: Payload) -> Context:
+        """Turn a payload into what a receiver is told that takes words alone, as a remote model does.
+
+        Raises:
+            ChannelError: the channel has no words for it.
+        """
+        what = f"What '{payload.header.sender}' sent over '{self.name}' can't be told in words alone."
+        raise ChannelError(what, fix="Use the channel 'text'.")

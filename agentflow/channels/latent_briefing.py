@@ -36,6 +36,7 @@ class LatentBriefingChannel(Channel):
     Settings = LatentBriefingSettings
     settings: LatentBriefingSettings
     needs_cache = True
+    takes_words = True
     task_free = False
     compresses = True
     rank = 20

@@ -100,7 +100,7 @@ def negotiate(
         elif sender is None or receiver is None:
             reason = ""
         else:
-            found = channel.check(sender, receiver)
+            found = channel.between(sender, receiver)
             reason = "" if found.fits else found.reason
         if not reason:
             return Choice(channel, _why(channel, refused))
@@ -111,7 +111,7 @@ def negotiate(
 
 def fitting(sender: ModelSpec, receiver: ModelSpec) -> list[str]:
     """The names of the channels that `auto` knows and that fit a pair, the best first."""
-    return [channel.name for channel in candidates({}) if channel.check(sender, receiver).fits]
+    return [channel.name for channel in candidates({}) if channel.between(sender, receiver).fits]
 
 
 def _why(channel: Channel, refused: list[tuple[str, str]]) -> str:

@@ -17,6 +17,7 @@ from agentflow.channels.chunks import Chunk, chunks_of, joined, ranked, that_fit
 from agentflow.channels.text import text_of
 from agentflow.kv.payload import Header, Payload, TextBody, Turn
 from agentflow.models.chat import render
+from agentflow.models.completions import estimated_tokens, told
 from agentflow.models.engine import Engine
 
 
@@ -51,7 +52,7 @@ class RetrievalChannel(Channel):
 
         Where these alone are more than the limit, nothing else is passed.
         """
-        s, engine = self.settings, task.engine
+        s, engine = self.settings, task.receiver
         system = tuple(t for t in message.turns if t.role == "system")
         spoken = "\n".join(t.content for t in message.turns if t.role != "system")
         chunks = chunks_of(spoken, s.chunk, s.chunk_words)
@@ -74,19 +75,16 @@ class RetrievalChannel(Channel):
         stats = {"chunks": float(len(chunks)), "chunks_passed": float(taken), "tokens_passed": float(passed)}
         return Payload(header, TextBody(turns), stats)
 
-    def receive(self, payload: Payload, receiver: Engine) -> Context:
+    def read(self, payload: Payload) -> Context:
         """Read them as the sender's conversation."""
-        del receiver
         return Context(turns=text_of(payload))
 
 
 def _within(
-    engine: Engine, system: tuple[Turn, ...], chunks: Sequence[str], order: Sequence[int], room: int
+    engine: Engine | None, system: tuple[Turn, ...], chunks: Sequence[str], order: Sequence[int], room: int
 ) -> tuple[tuple[Turn, ...], int]:
     """The best chunks that fit, and how many there are."""
-    sizes = (
-        [len(ids) for ids in engine.tokenizer(list(chunks), add_special_tokens=False)["input_ids"]] if chunks else []
-    )
+    sizes = _sizes(engine, chunks) if chunks else []
     taken = that_fit(order, sizes, room - _tokens(engine, (*system, Turn("user", ""))))
     turns = _told(system, chunks, taken)
     while taken and _tokens(engine, turns) > room:  # at a seam two chunks may be more tokens than each alone
@@ -101,5 +99,14 @@ def _told(system: tuple[Turn, ...], chunks: Sequence[str], taken: Sequence[int])
     return (*system, Turn("user", text)) if text else system
 
 
-def _tokens(engine: Engine, turns: Sequence[Turn]) -> int:
-    return len(render(engine.tokenizer, turns, reply=False)) if turns else 0
+def _tokens(engine: Engine | None, turns: Sequence[Turn]) -> int:
+    """How many of the receiver's tokens these are; about so many, where it is remote."""
+    if engine is None or not turns:
+        return told(turns)
+    return len(render(engine.tokenizer, turns, reply=False))
+
+
+def _sizes(engine: Engine | None, chunks: Sequence[str]) -> list[int]:
+    if engine is None:
+        return [estimated_tokens(chunk) for chunk in chunks]
+    return [len(ids) for ids in engine.tokenizer(list(chunks), add_special_tokens=False)["input_ids"]]

@@ -12,14 +12,16 @@ from typing import Literal
 
 from pydantic import Field
 
-from agentflow.channels.base import Channel, ChannelSettings, Context, Message, Task
+from agentflow.channels.base import FITS, Channel, ChannelSettings, Compatibility, Context, Message, Task
 from agentflow.channels.text import as_note
 from agentflow.channels.trajectory import encode
 from agentflow.errors import ChannelError
 from agentflow.kv.payload import Header, Payload, TextBody, Turn
-from agentflow.models.chat import conversation, join, render
+from agentflow.models.chat import conversation, join, render, tokens_of
+from agentflow.models.completions import estimated_tokens
 from agentflow.models.engine import Engine
 from agentflow.models.requests import Request
+from agentflow.models.spec import ModelSpec
 
 INSTRUCTION = (
     "Summarize the text above for somebody who can't see it. Keep every name, number and fact that is needed for the "
@@ -49,9 +51,17 @@ class SummaryChannel(Channel):
     Settings = SummarySettings
     settings: SummarySettings
     needs_cache = True
+    takes_words = True
     task_free = False
     compresses = True
     sends_text = True
+
+    def check(self, sender: ModelSpec, receiver: ModelSpec) -> Compatibility:
+        """Any pair, but a remote model reads and writes for itself alone."""
+        writer, other = (receiver, "sender") if self.settings.by == "receiver" else (sender, "receiver")
+        if writer.remote is None:
+            return FITS
+        return Compatibility(False, f"'{writer.model}' is remote and can't write it; say `by: {other}`", "text")
 
     def send(self, message: Message, task: Task) -> Payload:
         """Write the summary, on the trajectory's cache where the writer has it.
@@ -83,9 +93,8 @@ class SummaryChannel(Channel):
             losses.append("summary cut at its limit")
         return self._payload(message, task, engine, written.text.strip(), tokens, losses).with_stats(**stats)
 
-    def receive(self, payload: Payload, receiver: Engine) -> Context:
+    def read(self, payload: Payload) -> Context:
         """Read it at the head of the prompt."""
-        del receiver
         return as_note(payload)
 
     def _writer(self, message: Message, task: Task) -> Engine:
@@ -105,6 +114,6 @@ class SummaryChannel(Channel):
                 f"'{engine.loaded.spec.model}' wrote an empty summary of '{message.sender}'.",
                 fix="Give another `instruction`, let the other side write (`by`), or use the channel 'retrieval'.",
             )
-        kept = len(task.engine.tokenizer(text, add_special_tokens=False)["input_ids"])
+        kept = len(tokens_of(task.receiver.tokenizer, text)) if task.receiver is not None else estimated_tokens(text)
         header = Header(self.name, message.sender, tokens=tokens, kept=kept, losses=tuple(losses))
         return Payload(header, TextBody((Turn("assistant", text),)))

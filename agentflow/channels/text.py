@@ -10,7 +10,6 @@ from pydantic import Field
 from agentflow.channels.base import Channel, ChannelSettings, Context, Message, Task
 from agentflow.errors import PayloadError
 from agentflow.kv.payload import Header, Payload, TextBody, Turn
-from agentflow.models.engine import Engine
 
 
 class TextSettings(ChannelSettings):
@@ -46,9 +45,8 @@ class TextChannel(Channel):
             losses = (f"text cut to {self.settings.max_bytes} bytes",)
         return Payload(Header(self.name, message.sender, losses=losses), TextBody(turns))
 
-    def receive(self, payload: Payload, receiver: Engine) -> Context:
+    def read(self, payload: Payload) -> Context:
         """Continue the conversation, or read the answer at the head of the prompt."""
-        del receiver
         return Context(turns=text_of(payload)) if self.settings.scope == "trajectory" else as_note(payload)
 
 

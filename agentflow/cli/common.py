@@ -103,7 +103,7 @@ def load_engines(specs: Sequence[Any]) -> EnginePool:
     with waiting(err) as progress:
         pool = EnginePool(progress)
         for spec in dict.fromkeys(specs):
-            pool.get(spec)
+            pool.speaker(spec)
     return pool
 
 

@@ -10,9 +10,10 @@ import click
 from rich.table import Table
 
 from agentflow.cli.common import load_engines
-from agentflow.cli.console import out, plain, print_json
+from agentflow.cli.console import count, out, plain, print_json
 from agentflow.cli.options import FILE, json_option
 from agentflow.cli.stepping import Shown, find_recipe
+from agentflow.errors import UserError, did_you_mean
 
 if TYPE_CHECKING:
     from agentflow.adapters.derive.distilling import Step
@@ -43,7 +44,7 @@ def list_models(as_json: bool) -> None:
 
 @command.command("show", short_help="What a model is, and whether it can be had.")
 @click.argument("name")
-@click.option("--fetch", is_flag=True, help="Get the weights and load them once.")
+@click.option("--fetch", is_flag=True, help="Get the weights and load them once; ask the endpoint of a remote model.")
 @json_option
 def show(name: str, fetch: bool, as_json: bool) -> None:
     """Show NAME: a model with a config, a folder, or a hub id (owner/name).
@@ -54,11 +55,14 @@ def show(name: str, fetch: bool, as_json: bool) -> None:
     from agentflow.models.spec import resolve_model
 
     spec = resolve_model(name)
-    loaded = load_engines([spec]).get(spec).loaded if fetch else None
+    loaded = load_engines([spec]).get(spec).loaded if fetch and spec.remote is None else None
+    served = _served(spec) if fetch and spec.remote is not None else None
     if as_json:
         print_json({**spec.model_dump(), **({"weights": loaded.fingerprint.weights} if loaded else {})})
         return
     out.print(_table([spec]))
+    if served:
+        out.print(f"reached: one of {count(len(served), 'model')} served there", soft_wrap=True)
     if loaded:
         mark, dtype = loaded.fingerprint, str(loaded.dtype).removeprefix("torch.")
         out.print(
@@ -109,6 +113,18 @@ def derive(recipe: str, target: Path | None, work: Path | None, as_json: bool) -
     out.print(f"model: {plain(goal)}", soft_wrap=True)
 
 
+def _served(spec: ModelSpec) -> list[str]:
+    """What the endpoint of a remote model serves; an error, where it is not that model."""
+    from agentflow.models.remote import RemoteModel
+
+    model = RemoteModel(spec)
+    served = model.names()
+    if model.endpoint.name not in served:
+        what = f"{model.endpoint.url} answers, but serves no model '{model.endpoint.name}'."
+        raise UserError(what, fix=did_you_mean(model.endpoint.name, served))
+    return served
+
+
 def _take(shown: Shown, step: Step) -> None:
     found = step.validated
     told = ""
@@ -122,5 +138,6 @@ def _table(specs: Sequence[ModelSpec]) -> Table:
     for column in ("model", "source", "dtype", "device", "what"):
         table.add_column(column)
     for spec in specs:
-        table.add_row(*(plain(cell) for cell in (spec.model, spec.source, spec.dtype, spec.device, spec.description)))
+        where = ("–", "remote") if spec.remote is not None else (spec.dtype, spec.device)
+        table.add_row(*(plain(cell) for cell in (spec.model, spec.where, *where, spec.description)))
     return table

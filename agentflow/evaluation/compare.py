@@ -129,8 +129,7 @@ class _Run:
     def start(self, bindings: Sequence[Binding]) -> None:
         """Load models, and whatever an earlier run of the same comparison left."""
         specs = dict.fromkeys(spec for b in bindings for spec in b.models.values())
-        engines = [self.engines.get(spec) for spec in specs]
-        self.machine = describe_machine(engines)
+        self.machine = describe_machine([self.engines.speaker(spec) for spec in specs])
         out = self.options.out
         if out is None:
             return

@@ -219,7 +219,7 @@ def with_itself(workflow: Workflow, arm: Arm) -> Workflow:
     for edge in over.edges:
         if not (edge.fixed or over.is_tool(edge.sender) or over.is_tool(edge.receiver)):
             sender, model = over.agent_node(edge.sender), agents[over.agent_node(edge.receiver).agent].model
-            fits = make_channel(arm.channel, settings).check(resolve_model(model), resolve_model(model))
+            fits = make_channel(arm.channel, settings).between(resolve_model(model), resolve_model(model))
             if not fits.fits:
                 raise UserError(f"the receiver can't be fused with itself: {fits.reason}")
             name = f"{edge.sender} on its receiver's model"

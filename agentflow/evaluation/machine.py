@@ -11,12 +11,13 @@ from typing import Any
 
 import torch
 
-from agentflow.models.engine import Engine
+from agentflow.models.pool import Speaker
+from agentflow.models.remote import RemoteModel
 
 _STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 
-def describe_machine(engines: Sequence[Engine]) -> dict[str, Any]:
+def describe_machine(speakers: Sequence[Speaker]) -> dict[str, Any]:
     """Processor, devices, threads, versions and the models' fingerprints."""
     return {
         "processor": processor(),
@@ -27,15 +28,17 @@ def describe_machine(engines: Sequence[Engine]) -> dict[str, Any]:
         "agentflow": version("agentflow-kv"),
         "torch": torch.__version__,
         "transformers": version("transformers"),
-        "models": {
-            e.loaded.spec.model: {
-                "weights": e.fingerprint.weights[:16],
-                "dtype": str(e.loaded.dtype).removeprefix("torch."),
-                "device": str(e.loaded.device),
-            }
-            for e in engines
-        },
+        "models": dict(map(_described, speakers)),
     }
+
+
+def _described(speaker: Speaker) -> tuple[str, dict[str, str]]:
+    if isinstance(speaker, RemoteModel):
+        return speaker.spec.model, {"weights": speaker.mark[:16], "dtype": "–", "device": speaker.endpoint.url}
+    loaded = speaker.loaded
+    dtype = str(loaded.dtype).removeprefix("torch.")
+    device = str(loaded.device)
+    return loaded.spec.model, {"weights": speaker.fingerprint.weights[:16], "dtype": dtype, "device": device}
 
 
 def reset_peak() -> None:

@@ -39,8 +39,10 @@ def fetch(spec: ModelSpec, progress: Progress = silent) -> Path:
     """The folder with the weights of `spec`, fetched or converted where needed.
 
     Raises:
-        ModelError: none of the three places has them; the message says what each answered.
+        ModelError: none of the three places has them; the message says what each answered. Or it is a remote model.
     """
+    if spec.remote is not None:
+        raise ModelError(f"'{spec.model}' is remote: there are no weights of it here to load.")
     folder = Path(spec.source).expanduser()
     if folder.is_absolute() or folder.is_dir():
         if not (folder / "config.json").is_file():
@@ -83,6 +85,8 @@ def local_config(spec: ModelSpec) -> Path | None:
     """The configuration of a model, where `fetch` would find it without asking anybody; None elsewhere."""
     from huggingface_hub import try_to_load_from_cache
 
+    if spec.remote is not None:
+        return None
     for folder in (Path(spec.source).expanduser(), cache_root() / "models" / spec.model):
         if (folder / "config.json").is_file():
             return folder / "config.json"

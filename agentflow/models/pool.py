@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from typing import TypeAlias
 
 from agentflow.models.embedded import Progress, silent
 from agentflow.models.engine import Engine
 from agentflow.models.loading import load_model
+from agentflow.models.remote import RemoteModel
 from agentflow.models.spec import ModelSpec
+
+Speaker: TypeAlias = Engine | RemoteModel
+"""What answers for an agent: an engine here, or a model that is served elsewhere."""
 
 
 class EnginePool:
@@ -23,14 +28,28 @@ class EnginePool:
         self._progress = progress
         self._factory = factory or self._load
         self._engines: dict[ModelSpec, Engine] = {}
+        self._remote: dict[ModelSpec, RemoteModel] = {}
         self._lock = threading.Lock()
 
     def get(self, spec: ModelSpec) -> Engine:
-        """The engine of `spec`, loading it the first time."""
+        """The engine of `spec`, loading it the first time.
+
+        Raises:
+            ModelError: it can't be loaded, or is served elsewhere, so that there is no engine of it.
+        """
         with self._lock:
             if spec not in self._engines:
                 self._engines[spec] = self._factory(spec)
             return self._engines[spec]
+
+    def speaker(self, spec: ModelSpec) -> Speaker:
+        """What answers for an agent on `spec`. Raises `ModelError` as `get` does, or where a key is not set."""
+        if spec.remote is None:
+            return self.get(spec)
+        with self._lock:
+            if spec not in self._remote:
+                self._remote[spec] = RemoteModel(spec)
+            return self._remote[spec]
 
     def loaded(self, spec: ModelSpec) -> Engine | None:
         """The engine of `spec` if it is there already; never waits for one that is being loaded."""

@@ -28,7 +28,7 @@ class Request:
     """One row of a batch.
 
     Attributes:
-        token_ids: what to prefill, on top of `prefix`; not empty.
+        token_ids: what to prefill, on top of `prefix`; not empty, but for a remote model, which is told words.
         prefix: a cache to stand on; requests with the same one share it.
         max_new_tokens: 0 prefills only.
         stop: strings that end the answer and are cut off it.
@@ -62,6 +62,8 @@ class Generation:
         prefilled: tokens that were computed for the prompt; `reused` came from the prefix.
         cache: of prefix, prompt and all new tokens but the last, when asked for.
         first_token_seconds: from the call to the first token; `seconds` to the last.
+        counted: how many tokens a remote model says it wrote, which gives its words and not its tokens.
+        warnings: what somebody should know about how the answer came, in words.
     """
 
     token_ids: tuple[int, ...]
@@ -72,6 +74,13 @@ class Generation:
     first_token_seconds: float
     seconds: float
     cache: KVCache | None = None
+    counted: int | None = None
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def generated(self) -> int:
+        """How many tokens were written."""
+        return len(self.token_ids) if self.counted is None else self.counted
 
 
 @dataclass(frozen=True, eq=False)

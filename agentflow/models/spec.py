@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from agentflow.errors import ModelError, did_you_mean
+from agentflow.models.endpoint import Endpoint
 from agentflow.settings import checked
 from agentflow.workflow.configs import load_config
 from agentflow.workflow.library import find, shipped
@@ -16,6 +17,7 @@ from agentflow.workflow.library import find, shipped
 CONFIG_FOLDER = "configs/models"
 DERIVED = "derive:"
 """How the source of a model begins that `agentflow models derive` makes; the recipe's name follows."""
+_OF_WEIGHTS = ("source", "revision", "wheel", "dtype", "device", "device_map")
 
 
 class Wheel(BaseModel):
@@ -30,7 +32,7 @@ class Wheel(BaseModel):
 
 
 class ModelSpec(BaseModel):
-    """A model and how to run it.
+    """A model and how to run it, or where it is served.
 
     Two agents whose specs have the same `source` and `revision` run the same weights.
     """
@@ -39,7 +41,11 @@ class ModelSpec(BaseModel):
 
     model: str = Field(description="the name that people use")
     source: str = Field(
-        description="a hub id (owner/name), a folder with a transformers model, or derive:RECIPE, for one made here"
+        default="",
+        description="a hub id (owner/name), a folder with a transformers model, or derive:RECIPE, for one made here",
+    )
+    remote: Endpoint | None = Field(
+        default=None, description="in place of `source`: the endpoint that serves it, which gives and takes words alone"
     )
     revision: str | None = Field(default=None, description="branch, tag or commit on the hub")
     description: str = Field(default="", description="one line for `agentflow models list`")
@@ -51,6 +57,15 @@ class ModelSpec(BaseModel):
     device: str = Field(default="auto", description="auto, cpu, cuda, cuda:1, mps")
     device_map: str | None = Field(default=None, description="accelerate's placement over several devices: auto")
 
+    @model_validator(mode="after")
+    def _here_or_elsewhere(self) -> ModelSpec:
+        if self.remote is None and not self.source:
+            raise ValueError("a model needs 'source' (a hub id or folder) or 'remote' (where it is served)")
+        idle = [name for name in _OF_WEIGHTS if name in self.model_fields_set] if self.remote is not None else []
+        if idle:
+            raise ValueError(f"a model with 'remote' runs elsewhere, so '{idle[0]}' has nothing to say about it")
+        return self
+
     @property
     def recipe(self) -> str | None:
         """The recipe of `configs/derive` that makes this model, where its source says `derive:RECIPE`."""
@@ -58,8 +73,13 @@ class ModelSpec(BaseModel):
 
     @property
     def identity(self) -> tuple[str, str | None]:
-        """Equal exactly when two specs name the same weights."""
-        return self.source, self.revision
+        """Equal exactly when two specs name the same weights, as far as that is known."""
+        return self.where, self.revision
+
+    @property
+    def where(self) -> str:
+        """Where it comes from, for people: its source, or its endpoint."""
+        return self.source if self.remote is None else self.remote.identity
 
 
 def model_names(folders: tuple[Path, ...] = ()) -> list[str]:
@@ -82,10 +102,14 @@ def resolve_model(ref: str | Mapping[str, Any]) -> ModelSpec:
     base = fields.pop("use", None)
     known: dict[str, Any] = _named(str(base)).model_dump(exclude_unset=True) if base is not None else {}
     merged = {**known, **fields}
+    remote = merged.get("remote")
     if "source" in merged:
         merged = {"model": str(merged["source"]), **merged}
+    elif remote is not None:
+        merged = {"model": str(remote.get("name", "")) if isinstance(remote, Mapping) else "", **merged}
     elif set(merged) <= set(ModelSpec.model_fields):
-        raise ModelError("A model given as a mapping needs 'use' (a known name) or 'source' (a hub id or folder).")
+        what = "'use' (a known name), 'source' (a hub id or folder) or 'remote' (where it is served)"
+        raise ModelError(f"A model given as a mapping needs {what}.")
     return checked(ModelSpec, merged, error=ModelError)
 
 

@@ -8,12 +8,13 @@ from dataclasses import dataclass, field, replace
 
 from agentflow.channels.base import Channel, Context, Message, Task
 from agentflow.kv.payload import Payload, Turn
-from agentflow.models.chat import append_turn, reply_frame, tokens_of
+from agentflow.models.chat import append_turn, conversation, reply_frame, tokens_of
 from agentflow.models.engine import Engine
+from agentflow.models.pool import Speaker
 from agentflow.models.requests import Generation, Request, Sampling
 from agentflow.models.tally import tallied
-from agentflow.runtime.foundation import Foundation, gather
-from agentflow.runtime.memory import Limit, Trajectory
+from agentflow.runtime.foundation import Foundation, gather, lay
+from agentflow.runtime.memory import Limit, Standing, Trajectory
 from agentflow.runtime.records import Key
 from agentflow.runtime.results import MemoryResult, MessageResult, NodeResult
 from agentflow.workflow.fields import Generation as GenerationSettings
@@ -62,7 +63,7 @@ def deliver(
     with tallied() as computed:
         made = payload if payload is not None else channel.send(message, task)
         sent = time.perf_counter()
-        context = channel.receive(made, task.engine)
+        context = channel.read(made) if task.receiver is None else channel.receive(made, task.receiver)
     header = made.header
     result = MessageResult(
         sender=sender or message.sender,
@@ -82,7 +83,7 @@ def deliver(
 
 
 def plan_turn(
-    engine: Engine,
+    speaker: Speaker,
     *,
     system: str,
     prompt: str,
@@ -108,13 +109,19 @@ def plan_turn(
     """
     start = time.perf_counter()
     history, note, caches = gather([d.context for d in deliveries], [d.speaker for d in deliveries])
-    options = tuple(tuple(tokens_of(engine.tokenizer, choice)) for choice in choices or ())
+    engine = speaker if isinstance(speaker, Engine) else None
+    options = tuple(tuple(tokens_of(engine.tokenizer, choice)) for choice in choices or ()) if engine else ()
     new_tokens = settings.new_tokens
     if options:
         new_tokens = max(map(len, options)) + 1  # with the end behind it
     asked = f"{note}\n\n{prompt}" if note else prompt
-    standing = Trajectory(engine, system, asked, history, tuple(caches), new_tokens, reuse).within(limit)
-    deliveries, foundation = rewritten(engine, standing.foundation, standing.turns, deliveries)
+    if engine is not None:
+        standing = Trajectory(engine, system, asked, history, tuple(caches), new_tokens, reuse).within(limit)
+        deliveries, foundation = rewritten(engine, standing.foundation, standing.turns, deliveries)
+    else:
+        turns = conversation(system, asked, history)
+        standing = Standing(turns, lay(speaker, turns, caches, reply=True, reuse=False))
+        foundation = standing.foundation
     handover = sum(d.result.encode_seconds + d.result.inject_seconds for d in deliveries)
     request = Request(
         foundation.suffix,
@@ -123,12 +130,12 @@ def plan_turn(
         sampling=Sampling(settings.temperature or 0.0, settings.top_p or 1.0, settings.top_k or 0, seed),
         stop=settings.stop or (),
         deadline=settings.timeout,
-        keep_cache=keep_cache or reuse,
+        keep_cache=engine is not None and (keep_cache or reuse),
         choices=options,
         cancelled=cancelled,
         on_token=on_token,
     )
-    engine.check(request)
+    speaker.check(request)
     seconds = handover + time.perf_counter() - start
     return Turnplan(standing.turns, foundation, request, tuple(deliveries), seconds, memory=standing.memory)
 
@@ -158,32 +165,32 @@ def rewritten(
     return heard, replace(foundation, prefix=cache, suffix=suffix, exact=False, losses=tuple(losses))
 
 
-def close_turn(speaker: str, engine: Engine, plan: Turnplan, generation: Generation) -> tuple[NodeResult, Message]:
+def close_turn(name: str, speaker: Speaker, plan: Turnplan, generation: Generation) -> tuple[NodeResult, Message]:
     """The result of a generated turn, and the message its receivers can be sent.
 
     Args:
-        speaker: as whom the receivers' models hear the node, in whichever round of a loop.
+        name: as whom the receivers' models hear the node, in whichever round of a loop.
     """
+    engine = speaker if isinstance(speaker, Engine) else None
     spoke = plan.request.max_new_tokens > 0
     turns = append_turn(plan.turns, Turn("assistant", generation.text)) if spoke else plan.turns
     base = plan.foundation
     token_ids = (*base.token_ids, *generation.token_ids)
     if generation.cache is not None:
         token_ids = token_ids[: generation.cache.next_position]  # the last token's keys were never computed
-        if base.exact:
+        if base.exact and engine is not None:
             engine.prefixes.add(token_ids, generation.cache)
-    message = Message(
-        speaker, turns, generation.text.strip(), token_ids, generation.cache, engine, base.head, base.losses
-    )
+    message = Message(name, turns, generation.text.strip(), token_ids, generation.cache, engine, base.head, base.losses)
     result = NodeResult(
         text=generation.text.strip(),
         finish=generation.finish,
         prefilled=generation.prefilled,
         reused=generation.reused,
-        generated=len(generation.token_ids),
+        generated=generation.generated,
         first_token_seconds=plan.prepared_seconds + generation.first_token_seconds,
         seconds=plan.prepared_seconds + generation.seconds,
         messages=tuple(d.result for d in plan.deliveries),
         memory=plan.memory,
+        warnings=generation.warnings,
     )
     return result, message

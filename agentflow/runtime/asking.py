@@ -10,8 +10,9 @@ from typing import Any
 from agentflow.channels.base import Context
 from agentflow.errors import UserError
 from agentflow.kv.payload import Turn
-from agentflow.models.chat import append_turn, render
+from agentflow.models.chat import append_turn
 from agentflow.models.engine import Engine
+from agentflow.models.pool import Speaker
 from agentflow.models.requests import Generation
 from agentflow.runtime.agent import Turnplan
 from agentflow.runtime.foundation import lay
@@ -40,7 +41,7 @@ class Said:
 
 
 def ask(
-    engine: Engine, plans: Sequence[Turnplan], outputs: Sequence[OutputSpec | None], generate: Generate
+    speaker: Speaker, plans: Sequence[Turnplan], outputs: Sequence[OutputSpec | None], generate: Generate
 ) -> list[Said]:
     """Answer turns as one batch, and again those whose answers are not what their schema asks for.
 
@@ -58,7 +59,7 @@ def ask(
         for n in open_ones:
             tried[n] += 1
             try:
-                turns[n] = _again(engine, turns[n], said[n])
+                turns[n] = _again(speaker, turns[n], said[n])
                 ready.append(n)
             except UserError as error:  # the conversation has grown too long
                 said[n] = replace(said[n], error=f"{said[n].error}; it can't be asked again: {error.what}")
@@ -66,7 +67,7 @@ def ask(
         for n, answer in zip(ready, generate([turns[n] for n in ready]), strict=True):
             said[n] = _added(said[n], _said(answer, outputs[n]))
     return [
-        _behind_the_prompt(engine, plan, whole, one) if tried[n] > 1 and not one.error else one
+        _behind_the_prompt(speaker, plan, whole, one) if tried[n] > 1 and not one.error else one
         for n, (plan, whole, one) in enumerate(zip(plans, first, said, strict=True))
     ]
 
@@ -77,14 +78,14 @@ def _asks_again(said: Said, spec: OutputSpec | None, tried: int) -> bool:
 
 def _said(answer: Generation, spec: OutputSpec | None) -> Said:
     if spec is None or answer.finish == "cancelled":
-        return Said(answer, len(answer.token_ids))
+        return Said(answer, answer.generated)
     try:
-        return Said(answer, len(answer.token_ids), parse_answer(answer.text, spec.json_schema))
+        return Said(answer, answer.generated, parse_answer(answer.text, spec.json_schema))
     except AnswerError as error:
-        return Said(answer, len(answer.token_ids), error=str(error))
+        return Said(answer, answer.generated, error=str(error))
 
 
-def _again(engine: Engine, plan: Turnplan, said: Said) -> Turnplan:
+def _again(speaker: Speaker, plan: Turnplan, said: Said) -> Turnplan:
     """The next turn of the same conversation: what was wrong, on the cache of what was said."""
     complaint = f"That is not the JSON that was asked for: {said.error}. Answer again, with the JSON alone."
     turns = append_turn(append_turn(plan.turns, Turn("assistant", said.answer.text)), Turn("user", complaint))
@@ -93,10 +94,10 @@ def _again(engine: Engine, plan: Turnplan, said: Said) -> Turnplan:
     if cache is not None:
         known = (*base.token_ids, *said.answer.token_ids)[: cache.next_position]
         before = [Context(turns, cache=cache, token_ids=known, head=base.head, losses=base.losses)]
-    foundation = lay(engine, render(engine.tokenizer, turns, reply=True), before, reuse=False)
+    foundation = lay(speaker, turns, before, reply=True, reuse=False)
     sampling = replace(plan.request.sampling, seed=plan.request.sampling.seed + 1)  # the same would draw the same again
     request = replace(plan.request, token_ids=foundation.suffix, prefix=foundation.prefix, sampling=sampling)
-    engine.check(request)
+    speaker.check(request)
     return replace(plan, turns=turns, foundation=foundation, request=request)
 
 
@@ -108,19 +109,20 @@ def _added(before: Said, now: Said) -> Said:
         reused=a.reused,
         first_token_seconds=a.first_token_seconds,
         seconds=a.seconds + b.seconds,
+        warnings=tuple(dict.fromkeys((*a.warnings, *b.warnings))),
     )
     return replace(now, answer=whole, generated=before.generated + now.generated)
 
 
-def _behind_the_prompt(engine: Engine, plan: Turnplan, first: Generation, said: Said) -> Said:
+def _behind_the_prompt(speaker: Speaker, plan: Turnplan, first: Generation, said: Said) -> Said:
     """The same with the cache of the prompt and the answer that holds, as if it had been the first."""
     cache = None
-    if plan.request.keep_cache:
+    if plan.request.keep_cache and isinstance(speaker, Engine):
         tokens = Answer.of(said.answer).request(plan.request)
         asked = replace(plan.request, token_ids=tokens, max_new_tokens=0, cancelled=None, on_token=None)
         if first.cache is not None:  # the prompt is computed already
             known = len(plan.request.token_ids) - 1
             start = plan.request.prefix.next_position if plan.request.prefix is not None else 0
             asked = replace(asked, token_ids=tokens[known:], prefix=first.cache.before(start + known))
-        cache = engine.generate([asked])[0].cache
+        cache = speaker.generate([asked])[0].cache
     return replace(said, answer=replace(said.answer, cache=cache))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -21,7 +21,7 @@ from agentflow.tools import Toolbox
 from agentflow.tools.base import Tool
 from agentflow.workflow.frames import address
 from agentflow.workflow.graph import ancestors, build_graph, topological_order
-from agentflow.workflow.parts import Edge
+from agentflow.workflow.parts import Edge, Node
 from agentflow.workflow.problems import Problem, raise_problems
 from agentflow.workflow.schema import Workflow
 
@@ -50,6 +50,10 @@ class Binding:
     def model_of(self, node: str) -> ModelSpec:
         """The model that runs an agent's node."""
         return self.models[self.workflow.agent_node(node).agent]
+
+    def is_called(self, node: str) -> bool:
+        """Whether a node's work is done elsewhere: by a tool, or by a remote model; no engine is needed for it."""
+        return node in self.tools or self.model_of(node).remote is not None
 
     @property
     def settled(self) -> list[Settled]:
@@ -135,6 +139,7 @@ def bind(workflow: Workflow, tools: Toolbox | None = None) -> Binding:
             models[name] = resolve_model(agent.model)
         except ModelError as error:
             problems += placed(workflow, ("agents", name, "model"), error)
+    problems += _beyond_remote(workflow, models)
     found = bound_tools(workflow, tools if tools is not None else Toolbox(), problems)
     channels = dict[int, Channel]()
     for number, edge in enumerate(workflow.edges):
@@ -166,6 +171,24 @@ def bind(workflow: Workflow, tools: Toolbox | None = None) -> Binding:
     return Binding(settled, models, tuple(channels[n] for n in range(len(edges))), found, whys)
 
 
+def _beyond_remote(workflow: Workflow, models: dict[str, ModelSpec]) -> Iterator[Problem]:
+    """What nodes ask of a remote model that it can't do."""
+    for name, node in workflow.nodes.items():
+        spec = models.get(node.agent) if isinstance(node, Node) else None
+        if not isinstance(node, Node) or spec is None or spec.remote is None:
+            continue
+        told = f"'{spec.model}' is remote"
+        if node.choose is not None:
+            fix = "Use `output:` with a schema that allows these answers (`enum`) alone."
+            what = f"{told}, and does not tell how likely each choice is"
+            yield workflow.problem(("nodes", name, "choose"), what, fix)
+        if workflow.effective(name).max_new_tokens == 0:
+            owners = (node, ("nodes", name)), (workflow.agents[node.agent], ("agents", node.agent))
+            path = next((path for part, path in owners if part.max_new_tokens == 0), ("defaults",))
+            fix = "Let it say something, or give what it would have read to its receivers."
+            yield workflow.problem((*path, "max_new_tokens"), f"{told}: it keeps no cache, so it has to speak", fix)
+
+
 def _misfit(workflow: Workflow, models: dict[str, ModelSpec], edge: Edge, channel: Channel) -> Compatibility | None:
     """Why a channel can't carry an edge's messages; None where it can, or where that can't be told yet."""
     for name, why in ((edge.sender, "has a text to give and no cache"), (edge.receiver, "takes arguments alone")):
@@ -175,7 +198,7 @@ def _misfit(workflow: Workflow, models: dict[str, ModelSpec], edge: Edge, channe
     ends = [models.get(workflow.agent_node(name).agent) for name in (edge.sender, edge.receiver)]
     if ends[0] is None or ends[1] is None:
         return None
-    found = channel.check(ends[0], ends[1])
+    found = channel.between(ends[0], ends[1])
     return None if found.fits else found
 
 

@@ -1,16 +1,17 @@
-"""Calls of tools: each on a thread to itself, so that none waits for a model, and none is waited for too long."""
+"""Calls of tools and of remote models: each on a thread to itself, so that none waits for another, or for an engine."""
 
 from __future__ import annotations
 
 import logging
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Collection
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 
 from agentflow.errors import UserError
+from agentflow.models.spec import ModelSpec
 from agentflow.runtime.binding import Binding
 from agentflow.runtime.events import Bus
 from agentflow.runtime.executors.local import Detached, Ended
@@ -24,7 +25,7 @@ from agentflow.runtime.turns import Outcome
 from agentflow.workflow.parts import ToolNode
 
 AT_ONCE = 16
-"""Calls under way together."""
+"""Calls of tools under way together; of a remote model, as many as its `max_concurrency` says."""
 
 log = logging.getLogger(__name__)
 
@@ -32,6 +33,7 @@ log = logging.getLogger(__name__)
 @dataclass(frozen=True)
 class _Running:
     unit: Unit
+    model: ModelSpec | None
     timeout: float | None
     deadline: float
 
@@ -43,21 +45,30 @@ class Calls:
     and what it gives in the end is dropped.
 
     Args:
+        ask_remote: answers a unit whose model is served elsewhere.
         cancelled: says that every call is to be let go of.
         told: is told of calls that have ended.
     """
 
     def __init__(
-        self, binding: Binding, questions: Questions, bus: Bus, cancelled: Callable[[], bool], told: Ended
+        self,
+        binding: Binding,
+        questions: Questions,
+        bus: Bus,
+        ask_remote: Callable[[Unit, ItemState], Outcome],
+        cancelled: Callable[[], bool],
+        told: Ended,
     ) -> None:
         self.binding, self.questions, self.bus, self.cancelled = binding, questions, bus, cancelled
+        self._ask_remote = ask_remote
         self._threads = Detached(told)
-        self._queue = deque[tuple[Unit, ItemState]]()
+        self._queues = dict[ModelSpec | None, deque[tuple[Unit, ItemState]]]()  # None: of tools
         self._running = dict[Future[Outcome], _Running]()
 
     def add(self, unit: Unit, state: ItemState) -> None:
         """Take a unit on; it begins at once, unless too many are under way."""
-        self._queue.append((unit, state))
+        model = None if unit.node in self.binding.tools else self.binding.model_of(unit.node)
+        self._queues.setdefault(model, deque()).append((unit, state))
         self._begin()
 
     def close(self) -> None:
@@ -89,20 +100,29 @@ class Calls:
                 continue
             del self._running[future]
         if off:
-            outcomes += [Outcome(unit, error="cancelled") for unit, _ in self._queue]
-            self._queue.clear()
+            outcomes += [Outcome(unit, error="cancelled") for queue in self._queues.values() for unit, _ in queue]
+            self._queues.clear()
         self._begin()
         return outcomes
 
     def _begin(self) -> None:
-        while self._queue and len(self._running) < AT_ONCE:
-            unit, state = self._queue.popleft()
-            node = self.binding.workflow.nodes[unit.node]
-            assert isinstance(node, ToolNode)
-            self.bus.emit("node_started", item=unit.item, node=unit.node, child=unit.child)
-            deadline = float("inf") if node.timeout is None else time.monotonic() + node.timeout
-            future = self._threads.submit(partial(self._call, unit, state))
-            self._running[future] = _Running(unit, node.timeout, deadline)
+        under_way = Counter(call.model for call in self._running.values())
+        for model, queue in self._queues.items():
+            most = model.remote.max_concurrency if model is not None and model.remote is not None else AT_ONCE
+            while queue and under_way[model] < most:
+                under_way[model] += 1
+                self._start(model, *queue.popleft())
+
+    def _start(self, model: ModelSpec | None, unit: Unit, state: ItemState) -> None:
+        node = self.binding.workflow.nodes[unit.node]
+        if not isinstance(node, ToolNode):  # a remote model minds its own time
+            future = self._threads.submit(partial(self._ask_remote, unit, state))
+            self._running[future] = _Running(unit, model, None, float("inf"))
+            return
+        self.bus.emit("node_started", item=unit.item, node=unit.node, child=unit.child)
+        deadline = float("inf") if node.timeout is None else time.monotonic() + node.timeout
+        future = self._threads.submit(partial(self._call, unit, state))
+        self._running[future] = _Running(unit, model, node.timeout, deadline)
 
     def _call(self, unit: Unit, state: ItemState) -> Outcome:
         start = time.perf_counter()

@@ -74,7 +74,7 @@ def _model(built_in: bool) -> JsonSchema:
     schema = _schema_of(ModelSpec)
     schema["properties"]["extends"] = {**_NAMED, "description": "Another config of this folder, or one that ships."}
     schema["required"] = ["model"]
-    return {**schema, "anyOf": [{"required": ["source"]}, {"required": ["extends"]}]}
+    return {**schema, "anyOf": [{"required": [key]} for key in ("source", "remote", "extends")]}
 
 
 KINDS: dict[str, Callable[[bool], JsonSchema]] = {"workflow": _workflow, "agent": _agent, "model": _model}
@@ -127,10 +127,8 @@ def _model_mapping() -> JsonSchema:
         **_NAMED,
         "description": "The name of a model config, some of whose keys are changed.",
     }
-    return {
-        **inner,
-        "ModelSpec": {**schema, "required": [], "anyOf": [{"required": ["use"]}, {"required": ["source"]}]},
-    }
+    either = [{"required": [key]} for key in ("use", "source", "remote")]
+    return {**inner, "ModelSpec": {**schema, "required": [], "anyOf": either}}
 
 
 def _named(known: Iterable[tuple[str, type[BaseModel]]], more: JsonSchema) -> JsonSchema:

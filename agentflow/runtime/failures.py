@@ -10,10 +10,10 @@ from agentflow.workflow.templates import TemplateError
 
 _KINDS: tuple[tuple[type[BaseException] | tuple[type[BaseException], ...], ErrorKind], ...] = (
     (TemplateError, "template"),
+    (TimeoutError, "timeout"),  # before what else such an error is
     (ModelError, "model"),
     ((ChannelError, PayloadError), "channel"),
     ((AgentMemoryError, MemoryError, torch.OutOfMemoryError), "memory"),
-    (TimeoutError, "timeout"),
 )
 
 

@@ -11,8 +11,10 @@ from agentflow.kv.cache import KVCache
 from agentflow.kv.fanin import concat, overlaid
 from agentflow.kv.payload import Turn
 from agentflow.models.blend import recompute
-from agentflow.models.chat import join
+from agentflow.models.chat import join, render
 from agentflow.models.engine import Engine
+from agentflow.models.pool import Speaker
+from agentflow.models.remote import RemoteModel
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,8 +64,14 @@ def gather(contexts: Sequence[Context], senders: Sequence[str]) -> tuple[tuple[T
     return history, "\n\n".join([*quotes, *notes]), caches
 
 
-def lay(engine: Engine, token_ids: Sequence[int], caches: Sequence[Context], *, reuse: bool) -> Foundation:
-    """Stand the rendering of the agent's conversation on what it received, or on what the engine has computed."""
+def lay(speaker: Speaker, turns: Sequence[Turn], caches: Sequence[Context], *, reply: bool, reuse: bool) -> Foundation:
+    """Stand the rendering of an agent's conversation on what it received, or on what the engine has computed.
+
+    A remote model stands on nothing: its conversation is rendered where it runs.
+    """
+    if isinstance(speaker, RemoteModel):
+        return Foundation((), None, ())
+    engine, token_ids = speaker, render(speaker.tokenizer, turns, reply=reply)
     if not caches:
         cache, found = engine.prefixes.find(token_ids) if reuse else (None, 0)
         joined = join(token_ids, cache, token_ids[:found])

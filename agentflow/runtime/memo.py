@@ -1,4 +1,4 @@
-"""Turns that were taken before: the same tokens, standing on nothing, asked of the same engine in the same way.
+"""Turns that were taken before: the same conversation, standing on nothing, asked of the same model in the same way.
 
 Comparisons run every channel over the same sender; its turn is computed once. Nodes that receive something are never
 looked up: what they cost is what is measured.
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Hashable
 
-from agentflow.models.engine import Engine
+from agentflow.models.pool import Speaker
 from agentflow.models.requests import Generation
 from agentflow.runtime.agent import Turnplan
 
@@ -25,9 +25,9 @@ class Memo:
         self.hits = 0
         self._turns: OrderedDict[Hashable, Generation] = OrderedDict()
 
-    def find(self, engine: Engine, plan: Turnplan) -> Generation | None:
+    def find(self, speaker: Speaker, plan: Turnplan) -> Generation | None:
         """The answer to the same request, or None."""
-        key = self._key(engine, plan)
+        key = self._key(speaker, plan)
         found = self._turns.get(key) if key is not None else None
         if found is None or (plan.request.keep_cache and found.cache is None):
             return None
@@ -35,16 +35,24 @@ class Memo:
         self._turns.move_to_end(key)
         return found
 
-    def add(self, engine: Engine, plan: Turnplan, answer: Generation) -> None:
+    def add(self, speaker: Speaker, plan: Turnplan, answer: Generation) -> None:
         """Remember an answer."""
-        key = self._key(engine, plan)
+        key = self._key(speaker, plan)
         if key is not None and answer.finish not in ("deadline", "cancelled"):
             self._turns[key] = answer
             while len(self._turns) > self.size:
                 self._turns.popitem(last=False)
 
-    def _key(self, engine: Engine, plan: Turnplan) -> Hashable | None:
+    def _key(self, speaker: Speaker, plan: Turnplan) -> Hashable | None:
         request = plan.request
         if plan.deliveries or request.prefix is not None:
             return None
-        return (id(engine), request.token_ids, request.max_new_tokens, request.sampling, request.stop, request.choices)
+        return (
+            id(speaker),
+            plan.turns,
+            request.token_ids,
+            request.max_new_tokens,
+            request.sampling,
+            request.stop,
+            request.choices,
+        )

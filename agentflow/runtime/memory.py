@@ -21,7 +21,7 @@ from agentflow.channels.selection import scene_of
 from agentflow.channels.trajectory import read
 from agentflow.errors import AgentMemoryError
 from agentflow.kv.payload import Turn
-from agentflow.models.chat import conversation, render
+from agentflow.models.chat import conversation
 from agentflow.models.engine import Engine
 from agentflow.models.loading import local_positions, local_windows
 from agentflow.models.spec import ModelSpec
@@ -79,8 +79,7 @@ class Trajectory:
     def laid(self) -> Standing:
         """Lay it out as it is."""
         turns = conversation(self.system, self.prompt, self.history)
-        token_ids = render(self.engine.tokenizer, turns, reply=self.new_tokens > 0)
-        return Standing(turns, lay(self.engine, token_ids, self.caches, reuse=self.reuse))
+        return Standing(turns, lay(self.engine, turns, self.caches, reply=self.new_tokens > 0, reuse=self.reuse))
 
     def held(self, foundation: Foundation) -> int:
         """How many tokens it holds on a foundation, its answer included."""
@@ -181,6 +180,10 @@ def _misfits(
     workflow: Workflow, agent: str, spec: MemorySpec, model: ModelSpec | None, new_tokens: int, node: str
 ) -> Iterator[Problem]:
     path = ("agents", agent, "memory")
+    if model is not None and model.remote is not None:
+        what = f"'{model.model}' is remote, and its tokens can't be counted here before it has read them"
+        yield workflow.problem(path, what, "Leave it out: the endpoint says so where a conversation is too long.")
+        return
     if new_tokens >= spec.max_tokens:
         what = f"'{address(node)}' may answer with {new_tokens:,} tokens, which leaves no room for what it is asked"
         yield workflow.problem((*path, "max_tokens"), what, "Raise it, or lower `max_new_tokens`.")

@@ -93,7 +93,8 @@ class Orchestrator:
         self._ended = Ended()
         executor = LocalExecutor(self._ended)
         self._ahead = Ahead(self._turns.prepare, executor, self.options.overlap, self.options.max_batch)
-        self._calls = Calls(self.binding, self._turns.questions, self._bus, self._cancelled.is_set, self._ended)
+        asks = self._turns.questions, self._bus, self._turns.ask_remote
+        self._calls = Calls(self.binding, *asks, self._cancelled.is_set, self._ended)
         gates = Gates(self.binding.workflow, self._turns.questions, self._bus)
         self._settling = Settling(
             self.binding, self._turns, self._bus, self.store, scheduler, states, self._ahead, gates
@@ -154,7 +155,7 @@ class Orchestrator:
         """Give work that is about to end a moment to add to the next batch of another model."""
         unit = scheduler.peek()
         waits = bool(busy) and self.options.max_batch > 1
-        if unit is None or unit.node in self.binding.tools:
+        if unit is None or self.binding.is_called(unit.node):
             return
         if waits and self.binding.model_of(unit.node) not in busy.values():
             self._collect(busy, WINDOW)
@@ -174,7 +175,7 @@ class Orchestrator:
     ) -> tuple[dict[ModelSpec, list[Unit]], list[Unit]]:
         """Ready units in their order, grouped by model, for models that are free; and those that wait.
 
-        Tools are called at once.
+        Tools and remote models are called at once.
         """
         batches: dict[ModelSpec, list[Unit]] = {}
         waiting: list[Unit] = []
@@ -186,7 +187,7 @@ class Orchestrator:
             if self.binding.workflow.nodes[unit.node].map is not None and unit.child is None:
                 self._expand(scheduler, state, unit)
                 continue
-            if unit.node in self.binding.tools:
+            if self.binding.is_called(unit.node):
                 self._calls.add(unit, state)
                 continue
             spec = self.binding.model_of(unit.node)

@@ -10,7 +10,8 @@ from blake3 import blake3
 
 from agentflow.channels.base import Channel
 from agentflow.errors import UserError
-from agentflow.models.engine import Engine
+from agentflow.models.pool import Speaker
+from agentflow.models.remote import RemoteModel
 from agentflow.runtime.binding import Binding
 from agentflow.runtime.records import Key, Record
 from agentflow.runtime.scheduler import Unit
@@ -214,8 +215,10 @@ def _digest(content: Any) -> str:
     return blake3(_encoded(content).encode()).hexdigest(16)
 
 
-def mark_of(engine: Engine) -> str:
+def mark_of(speaker: Speaker) -> str:
     """Which weights, in which number format, answer: what must be equal for a stored answer to be theirs."""
-    own = engine.fingerprint
-    parts = [own.weights, own.tokenizer, own.rope, str(own.geometry), str(engine.loaded.dtype)]
+    if isinstance(speaker, RemoteModel):
+        return speaker.mark
+    own = speaker.fingerprint
+    parts = [own.weights, own.tokenizer, own.rope, str(own.geometry), str(speaker.loaded.dtype)]
     return blake3("\0".join(parts).encode()).hexdigest()

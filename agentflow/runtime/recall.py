@@ -14,6 +14,7 @@ from agentflow.channels.base import Message
 from agentflow.kv.payload import Turn
 from agentflow.models.chat import render
 from agentflow.models.engine import Engine
+from agentflow.models.pool import Speaker
 from agentflow.models.requests import Generation
 from agentflow.runtime.agent import Turnplan, close_turn
 from agentflow.runtime.binding import Binding
@@ -21,16 +22,16 @@ from agentflow.runtime.records import Answer
 from agentflow.runtime.scheduler import Unit
 from agentflow.runtime.state import ItemState
 
-EngineOf = Callable[[str], Engine]
-Plan = Callable[[Unit, ItemState], tuple[Engine, Turnplan]]
+SpeakerOf = Callable[[str], Speaker]
+Plan = Callable[[Unit, ItemState], tuple[Speaker, Turnplan]]
 
 
-def recall(binding: Binding, plan: Plan, engine_of: EngineOf, state: ItemState, sender: str) -> dict[int, Message]:
+def recall(binding: Binding, plan: Plan, speaker_of: SpeakerOf, state: ItemState, sender: str) -> dict[int, Message]:
     """The messages of a finished node by child, those that are missing made again.
 
     Args:
         plan: plans a unit's turn once more; asks for the messages of its own senders, which are there by then.
-        engine_of: the engine of a node.
+        speaker_of: the model of a node.
     """
     found: dict[int, Message] = {}
     with state.recalling:
@@ -40,7 +41,7 @@ def recall(binding: Binding, plan: Plan, engine_of: EngineOf, state: ItemState, 
                 if child not in found and node in binding.tools:
                     found[child] = _told(local, answer.text)
                 elif child not in found and answer.finish == "fallback":
-                    found[child] = _stand_in(local, answer.text, engine_of(node))
+                    found[child] = _stand_in(local, answer.text, speaker_of(node))
                 elif child not in found:
                     is_child = binding.workflow.nodes[node].map is not None
                     unit = Unit(state.id, node, child if is_child else None)
@@ -72,26 +73,28 @@ def _missing(binding: Binding, state: ItemState, sender: str) -> list[str]:
     return order
 
 
-def _message(speaker: str, plan: Plan, state: ItemState, unit: Unit, answer: Answer) -> Message:
+def _message(name: str, plan: Plan, state: ItemState, unit: Unit, answer: Answer) -> Message:
     assert answer.finish != "fallback"
     assert answer.finish != "tool"
-    engine, turn = plan(unit, state)
+    speaker, turn = plan(unit, state)
     cache = None
-    if turn.request.keep_cache:
+    if turn.request.keep_cache and isinstance(speaker, Engine):
         tokens = answer.request(turn.request)
         asked = replace(turn.request, token_ids=tokens, max_new_tokens=0, cancelled=None, on_token=None)
-        cache = engine.generate([asked])[0].cache
+        cache = speaker.generate([asked])[0].cache
     said = Generation(answer.token_ids, answer.text, answer.finish, 0, 0, 0.0, 0.0, cache)
-    return close_turn(speaker, engine, turn, said)[1]
+    return close_turn(name, speaker, turn, said)[1]
 
 
-def _stand_in(speaker: str, text: str, engine: Engine) -> Message:
+def _stand_in(name: str, text: str, speaker: Speaker) -> Message:
     """The message of a node that failed and has a fallback: its conversation may be what failed, so it is left out."""
-    told = _told(speaker, text)
-    token_ids = tuple(render(engine.tokenizer, told.turns, reply=False))
-    return replace(told, token_ids=token_ids, cache=engine.prefill(token_ids), engine=engine)
+    told = _told(name, text)
+    if not isinstance(speaker, Engine):
+        return told
+    token_ids = tuple(render(speaker.tokenizer, told.turns, reply=False))
+    return replace(told, token_ids=token_ids, cache=speaker.prefill(token_ids), engine=speaker)
 
 
-def _told(speaker: str, text: str) -> Message:
+def _told(name: str, text: str) -> Message:
     """The message of a node that has nothing but a text to give: a tool's result, a fallback."""
-    return Message(speaker, (Turn("user", f"Message from {speaker}:\n{text}"),), text)
+    return Message(name, (Turn("user", f"Message from {name}:\n{text}"),), text)

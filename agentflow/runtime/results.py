@@ -74,6 +74,7 @@ class NodeResult:
         seconds: the same to the last token.
         value: what a tool gave, or what an answer with a schema is, as plain JSON values.
         memory: what was done to fit the turn into its agent's memory; None where it fitted.
+        warnings: what somebody should know about how the answer came, in words.
     """
 
     text: str
@@ -86,6 +87,7 @@ class NodeResult:
     messages: tuple[MessageResult, ...] = ()
     value: Any = None
     memory: MemoryResult | None = None
+    warnings: tuple[str, ...] = ()
 
     @classmethod
     def unspoken(cls, text: str, finish: str) -> NodeResult:
@@ -124,7 +126,8 @@ class NodeResult:
         words = [{key: tuple(m.get(key, ())) for key in ("losses", "warnings")} for m in data["messages"]]
         messages = tuple(MessageResult(**{**m, **w}) for m, w in zip(data["messages"], words, strict=True))
         memory = MemoryResult(**data["memory"]) if data.get("memory") is not None else None
-        return cls(**{**data, "messages": messages, "memory": memory})
+        warnings = tuple(data.get("warnings", ()))
+        return cls(**{**data, "messages": messages, "memory": memory, "warnings": warnings})
 
 
 @dataclass(frozen=True)

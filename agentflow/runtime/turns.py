@@ -14,7 +14,8 @@ from agentflow.errors import PayloadError, UserError
 from agentflow.kv.payload import Payload
 from agentflow.kv.wire import read_payload, write_payload
 from agentflow.models.engine import Engine
-from agentflow.models.pool import EnginePool
+from agentflow.models.pool import EnginePool, Speaker
+from agentflow.models.remote import RemoteModel
 from agentflow.models.requests import Generation
 from agentflow.runtime.agent import Delivery, Turnplan, close_turn, deliver, plan_turn
 from agentflow.runtime.asking import ask
@@ -71,20 +72,28 @@ class Turns:
     memo: Memo | None = None
     probe: Probe | None = None
 
-    def prepare(self, engine: Engine, unit: Unit, state: ItemState) -> Prepared:
+    def prepare(self, speaker: Speaker, unit: Unit, state: ItemState) -> Prepared:
         """Deliver what is sent to a unit and plan its turn; an outcome where that fails or is called off."""
         if self.cancelled():
             return Outcome(unit, error="cancelled")
         try:
-            return self._plan(engine, unit, state)
+            return self._plan(speaker, unit, state)
         except UserError as error:
             return Outcome(unit, error=str(error), kind=kind_of(error))
         except Exception as error:
             log.exception("unit %s failed", unit)
             return _broken(unit, error)
 
+    def ask_remote(self, unit: Unit, state: ItemState) -> Outcome:
+        """Answer a unit whose model is served elsewhere, on whatever thread this is called."""
+        try:
+            speaker = self.engines.speaker(self.binding.model_of(unit.node))
+        except UserError as error:
+            return Outcome(unit, error=str(error), kind=kind_of(error))
+        return self.answer(speaker, [(unit, state)], lambda: [self.prepare(speaker, unit, state)])[0]
+
     def answer(
-        self, engine: Engine, units: Sequence[tuple[Unit, ItemState]], prepared: Callable[[], list[Prepared]]
+        self, speaker: Speaker, units: Sequence[tuple[Unit, ItemState]], prepared: Callable[[], list[Prepared]]
     ) -> list[Outcome]:
         """Answer units of one model as one batch; each may fail on its own.
 
@@ -98,7 +107,9 @@ class Turns:
         plans = [(*of, made) for of, made in zip(units, ready, strict=True) if isinstance(made, Turnplan)]
         try:
             outputs = [self.binding.workflow.agent_node(unit.node).output for unit, _, _ in plans]
-            said = ask(engine, [plan for _, _, plan in plans], outputs, partial(self._answers, engine))
+            said = ask(speaker, [plan for _, _, plan in plans], outputs, partial(self._answers, speaker))
+        except UserError as error:
+            return [*outcomes, *(Outcome(unit, error=str(error), kind=kind_of(error)) for unit, _, _ in plans)]
         except Exception as error:
             log.exception("a batch of %d units failed", len(plans))
             return [*outcomes, *(_broken(unit, error) for unit, _, _ in plans)]
@@ -114,13 +125,15 @@ class Turns:
             if one.error:
                 outcomes.append(Outcome(unit, error=f"no answer that fits its schema: {one.error}", kind="output"))
                 continue
-            result, message = close_turn(self.binding.workflow.layout.local(unit.node), engine, plan, answer)
+            result, message = close_turn(self.binding.workflow.layout.local(unit.node), speaker, plan, answer)
             result = replace(result, generated=one.generated, value=one.value)
-            if self.probe is not None:
-                self.probe(unit, engine, plan, answer)
+            for text in result.warnings:
+                self._warn(unit, unit.node, text)
+            if self.probe is not None and isinstance(speaker, Engine):
+                self.probe(unit, speaker, plan, answer)
             if self.binding.outgoing(unit.node):
                 state.messages.setdefault(unit.node, {})[unit.child or 0] = message
-            outcomes.append(Outcome(unit, Record(unit, plan.key, mark_of(engine), result, Answer.of(answer))))
+            outcomes.append(Outcome(unit, Record(unit, plan.key, mark_of(speaker), result, Answer.of(answer))))
         return outcomes
 
     def stored(self, unit: Unit, state: ItemState) -> Record | None:
@@ -145,42 +158,45 @@ class Turns:
             key = {}  # the question is what failed
         return Record(unit, key, mark, NodeResult.unspoken(text, "fallback"), Answer(text, (), "fallback"))
 
-    def _engine(self, node: str) -> Engine:
-        return self.engines.get(self.binding.model_of(node))
+    def _speaker(self, node: str) -> Speaker:
+        return self.engines.speaker(self.binding.model_of(node))
 
     def _mark(self, node: str) -> str:
         """Which weights answer; none do for a tool."""
-        return "" if node in self.binding.tools else mark_of(self._engine(node))
+        return "" if node in self.binding.tools else mark_of(self._speaker(node))
 
     @cached_property
     def questions(self) -> Questions:
         """What units are asked."""
         return Questions(self.binding, self.options.seed)
 
-    def _answers(self, engine: Engine, plans: Sequence[Turnplan]) -> list[Generation]:
+    def _answers(self, speaker: Speaker, plans: Sequence[Turnplan]) -> list[Generation]:
         """Generate; turns that stand on nothing are looked up in the memo first."""
-        found = [self.memo.find(engine, plan) if self.memo is not None else None for plan in plans]
+        found = [self.memo.find(speaker, plan) if self.memo is not None else None for plan in plans]
         missing = [plan for plan, answer in zip(plans, found, strict=True) if answer is None]
-        fresh = iter(engine.generate([plan.request for plan in missing]))
+        if isinstance(speaker, RemoteModel):
+            fresh = iter([speaker.answer(plan.turns, plan.request) for plan in missing])
+        else:
+            fresh = iter(speaker.generate([plan.request for plan in missing]))
         answers = []
         for plan, answer in zip(plans, found, strict=True):
             made = answer if answer is not None else next(fresh)
             if answer is None and self.memo is not None:
-                self.memo.add(engine, plan, made)
+                self.memo.add(speaker, plan, made)
             answers.append(made)
         return answers
 
-    def _plan(self, engine: Engine, unit: Unit, state: ItemState, *, again: bool = False) -> Turnplan:
+    def _plan(self, speaker: Speaker, unit: Unit, state: ItemState, *, again: bool = False) -> Turnplan:
         """Plan a unit's turn; `again`, when its answer is known and only its message is wanted, without a word."""
         question = self.questions.of(unit, state)
-        task = Task(question.prompt, question.system, engine)
+        task = Task(question.prompt, question.system, speaker if isinstance(speaker, Engine) else None)
         deliveries = [
             d
             for number, edge, channel in self.binding.incoming(unit.node)
             for d in self._receive(unit, state, state.source(edge.sender), number, channel, task, again)
         ]
         plan = plan_turn(
-            engine,
+            speaker,
             system=question.system,
             prompt=question.prompt,
             deliveries=deliveries,
@@ -191,15 +207,15 @@ class Turns:
             reuse=self.options.reuse,
             limit=self._limit(unit),
             cancelled=self.cancelled,
-            on_token=self._speaker(unit),
+            on_token=self._teller(unit),
         )
         if plan.memory is not None and not again:
             self.bus.emit("memory", item=unit.item, node=unit.node, child=unit.child, **vars(plan.memory))
-        return replace(plan, key=self.questions.key(unit, state, question, mark_of(engine)))
+        return replace(plan, key=self.questions.key(unit, state, question, mark_of(speaker)))
 
-    def _plan_again(self, unit: Unit, state: ItemState) -> tuple[Engine, Turnplan]:
-        engine = self._engine(unit.node)
-        return engine, self._plan(engine, unit, state, again=True)
+    def _plan_again(self, unit: Unit, state: ItemState) -> tuple[Speaker, Turnplan]:
+        speaker = self._speaker(unit.node)
+        return speaker, self._plan(speaker, unit, state, again=True)
 
     def _limit(self, unit: Unit) -> Limit | None:
         """How long the conversation of the unit's agent may be; None where nothing is said."""
@@ -219,7 +235,7 @@ class Turns:
         """What a finished sender's children (or the one sender) have to say, by child."""
         if complete(state, sender):
             return state.messages.get(sender, {})
-        return recall(self.binding, self._plan_again, self._engine, state, sender)
+        return recall(self.binding, self._plan_again, self._speaker, state, sender)
 
     def _receive(
         self, unit: Unit, state: ItemState, sender: str, number: int, channel: Channel, task: Task, again: bool
@@ -261,9 +277,12 @@ class Turns:
         where: dict[str, Any] = {"item": unit.item, "node": unit.node, "child": unit.child, "sender": sender}
         self.bus.emit("message", **where, channel=channel.name, bytes=delivery.result.bytes, digest=digest)
         for text in delivery.result.warnings:
-            self.bus.emit("warning", **where, text=text)
+            self._warn(unit, sender, text)
 
-    def _speaker(self, unit: Unit) -> Callable[[str], None]:
+    def _warn(self, unit: Unit, sender: str, text: str) -> None:
+        self.bus.emit("warning", item=unit.item, node=unit.node, child=unit.child, sender=sender, text=text)
+
+    def _teller(self, unit: Unit) -> Callable[[str], None]:
         return lambda text: self.bus.emit("node_token", item=unit.item, node=unit.node, child=unit.child, text=text)
 
 
