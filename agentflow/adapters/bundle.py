@@ -18,6 +18,7 @@ from agentflow.adapters.base import Adapter, make_adapter
 from agentflow.adapters.card import CARD, Card, End, read_card
 from agentflow.errors import AdapterError
 from agentflow.folders import cache_root
+from agentflow.kv.disk import like_parent
 from agentflow.kv.geometry import Geometry
 from agentflow.models.spec import ModelSpec
 from agentflow.workflow.library import library_root
@@ -105,6 +106,7 @@ def save_bundle(
                 metrics=dict(metrics or {}),
             )
             (work / CARD).write_text(card.model_dump_json(indent=1) + "\n", encoding="utf-8")
+            like_parent(work)
             _put_in_place(work, folder)
         finally:
             shutil.rmtree(work, ignore_errors=True)

@@ -34,6 +34,14 @@ def whole_file(path: Path) -> Iterator[int]:
     sync_folder(path.parent)
 
 
+def like_parent(folder: Path) -> None:
+    """Let whoever may read the folder above read this one, which was made as a private one, and its files."""
+    mode = folder.parent.stat().st_mode & 0o777
+    for file in folder.iterdir():
+        file.chmod(mode & 0o666)
+    folder.chmod(mode)
+
+
 def sync_folder(folder: Path) -> None:
     """Put the names in `folder` on disk, where the system can (Windows opens no folders)."""
     with suppress(PermissionError):

@@ -41,6 +41,14 @@ def test_what_is_written_is_read(made):
     assert not adapter.training
 
 
+def test_whoever_reads_the_folder_above_reads_the_bundle(tmp_path):
+    (tmp_path / "shared").mkdir(mode=0o755)
+    (tmp_path / "shared").chmod(0o755)
+    folder = bundle_of(tmp_path / "shared" / "pair", tiny_engine(), tiny_engine("qwen2")).folder
+    assert folder.stat().st_mode & 0o777 == 0o755
+    assert {file.stat().st_mode & 0o777 for file in folder.iterdir()} == {0o644}
+
+
 def test_weights_can_be_stored_in_half_the_bytes(made, tmp_path):
     half = save_bundle(tmp_path / "half", made.load(), made.card.sender, made.card.receiver, dtype=torch.float16)
     assert {t.dtype for t in half.load().state_dict().values()} == {torch.float16}

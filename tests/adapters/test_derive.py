@@ -70,7 +70,7 @@ def test_a_derived_model_comes_nearer_to_its_teacher_and_is_an_ordinary_folder(t
     card = (tmp_path / "small" / "README.md").read_text()
     assert "license: apache-2.0" in card
     assert "base_model: tests/tiny-llama-0" in card
-    assert "the layers 1, 2 (from 0) are left out" in " ".join(card.split())
+    assert "layers 1, 2 (from 0) are left out" in " ".join(card.split())
     notes = json.loads((tmp_path / "small" / NOTES).read_text())
     assert notes["metrics"] == metrics
     assert len([row for row in notes["log"] if "loss" in row]) == 40

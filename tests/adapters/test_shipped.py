@@ -49,7 +49,7 @@ def test_a_shipped_bundle_is_whole_and_says_how_it_was_made_and_what_it_measured
     assert {"fused", "receiver alone", "zero", "mismatched", "sender alone"} <= card.metrics.keys()
 
 
-@pytest.mark.parametrize(("sender", "receiver"), [(SMALL, DERIVED)])
+@pytest.mark.parametrize(("sender", "receiver"), [(SMALL, DERIVED), (DERIVED, DERIVED)])
 def test_auto_finds_the_bundle_of_the_pair_by_its_models_names(sender, receiver, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("AGENTFLOW_CACHE", str(tmp_path / "cache"))

@@ -12,6 +12,7 @@ from typing import Any
 
 from agentflow.adapters.derive.recipe import Derivation
 from agentflow.errors import AdapterError
+from agentflow.kv.disk import like_parent
 from agentflow.models.engine import Engine
 from agentflow.models.quiet import quiet_transformers
 
@@ -63,7 +64,7 @@ def write_model(
             notes = {"mark": mark, "recipe": told, "metrics": metrics, "log": log}
             (work / NOTES).write_text(json.dumps(notes, indent=1) + "\n", encoding="utf-8")
             (work / CARD).write_text(_card(teacher, recipe, metrics), encoding="utf-8")
-            work.chmod(0o755)
+            like_parent(work)
             work.rename(folder)
         finally:
             shutil.rmtree(work, ignore_errors=True)
