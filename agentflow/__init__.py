@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from agentflow.channels.registry import channel_names, make_channel
     from agentflow.errors import UserError
     from agentflow.evaluation.compare import compare
+    from agentflow.exchange.inbox import Inbox
+    from agentflow.exchange.receiver import Receiver
+    from agentflow.exchange.sender import send_payload
     from agentflow.kv.cache import KVCache
     from agentflow.kv.payload import Payload
     from agentflow.kv.wire import read_payload, write_payload
@@ -34,10 +37,12 @@ _HOMES = {
     "EnginePool": "models.pool",
     "Flow": "runtime.flow",
     "Generation": "models.requests",
+    "Inbox": "exchange.inbox",
     "KVCache": "kv.cache",
     "Message": "channels.base",
     "ModelSpec": "models.spec",
     "Payload": "kv.payload",
+    "Receiver": "exchange.receiver",
     "Request": "models.requests",
     "RunOptions": "runtime.options",
     "Sampling": "models.requests",
@@ -50,6 +55,7 @@ _HOMES = {
     "make_channel": "channels.registry",
     "read_payload": "kv.wire",
     "resolve_model": "models.spec",
+    "send_payload": "exchange.sender",
     "write_payload": "kv.wire",
 }
 
@@ -61,10 +67,12 @@ __all__ = [
     "EnginePool",
     "Flow",
     "Generation",
+    "Inbox",
     "KVCache",
     "Message",
     "ModelSpec",
     "Payload",
+    "Receiver",
     "Request",
     "RunOptions",
     "Sampling",
@@ -77,6 +85,7 @@ __all__ = [
     "make_channel",
     "read_payload",
     "resolve_model",
+    "send_payload",
     "write_payload",
 ]
 

@@ -14,7 +14,7 @@ PACKAGE = Path(__file__).resolve().parents[1] / "agentflow"
 FLOORS = (
     ("errors", "folders", "plugins", "settings"),
     ("kv", "workflow", "tasks", "tools"),
-    ("models",),
+    ("models", "exchange"),
     ("adapters",),
     ("channels",),
     ("runtime",),

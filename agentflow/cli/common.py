@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from agentflow.workflow.schema import Workflow
 
 KEY_VARIABLE = "AGENTFLOW_SIGNING_KEY"
+TOKEN_VARIABLE = "AGENTFLOW_TOKEN"  # noqa: S105 - where it is, not what it is
 
 
 class Stopped(click.exceptions.Abort):
@@ -121,12 +122,35 @@ def check_runs_folder(folder: Path, option: str = "--runs") -> None:
 
 def signing_key(path: Path | None) -> bytes | None:
     """The shared key: from a file, or from AGENTFLOW_SIGNING_KEY; None when neither is given."""
-    if path is None:
-        return os.environ.get(KEY_VARIABLE, "").encode() or None
+    return _secret(path, KEY_VARIABLE, "key")
+
+
+def access_token(path: Path | None) -> str:
+    """The token of a receiver: from a file, or from AGENTFLOW_TOKEN.
+
+    Raises:
+        UserError: there is none, or it is no text.
+    """
+    found = _secret(path, TOKEN_VARIABLE, "token")
+    if found is None:
+        raise UserError(
+            "A receiver and those who send to it need a token.",
+            where="--token-file",
+            fix=f"Name a file that holds it, or put it into {TOKEN_VARIABLE}. Make one: openssl rand -hex 32.",
+        )
     try:
-        key = path.read_bytes().strip()
+        return found.decode("ascii")
+    except UnicodeDecodeError:
+        raise UserError("A token is ASCII text.", where=str(path or TOKEN_VARIABLE)) from None
+
+
+def _secret(path: Path | None, variable: str, what: str) -> bytes | None:
+    if path is None:
+        return os.environ.get(variable, "").encode() or None
+    try:
+        found = path.read_bytes().strip()
     except OSError as error:
-        raise UserError(f"The key file can't be read: {error.strerror}.", where=str(path)) from None
-    if not key:
-        raise UserError("The key file is empty.", where=str(path))
-    return key
+        raise UserError(f"The {what} file can't be read: {error.strerror}.", where=str(path)) from None
+    if not found:
+        raise UserError(f"The {what} file is empty.", where=str(path))
+    return found

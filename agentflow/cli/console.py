@@ -60,10 +60,10 @@ def complain(error: object) -> None:
     click.echo(f"error: {visible(error)}", err=True)
 
 
-def print_json(value: Any) -> None:
-    """Print one JSON document for machines; what is not a number becomes null."""
+def print_json(value: Any, *, indent: int | None = 2) -> None:
+    """Print one JSON document for machines, on one line without `indent`; what is not a number becomes null."""
     ascii_only = not (sys.stdout.encoding or "").lower().startswith("utf")
-    click.echo(json.dumps(_strict(value), ensure_ascii=ascii_only, allow_nan=False, indent=2))
+    click.echo(json.dumps(_strict(value), ensure_ascii=ascii_only, allow_nan=False, indent=indent))
 
 
 def _strict(value: Any) -> Any:

@@ -31,7 +31,7 @@ VERBS = {
     "train": "Train an adapter between two models.",
     "adapters": "List trained adapters, look into one, import published ones.",
     "calibrate": "Find the heads of a model that look where an answer is.",
-    "payload": "Look into payload files.",
+    "payload": "Look into payload files; send and receive them.",
     "doctor": "Say what this machine offers and what is missing.",
 }
 DONE, FAILED, WRONG, BUG, STOPPED, UNREAD = 0, 1, 2, 70, 130, 141

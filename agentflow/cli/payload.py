@@ -10,13 +10,14 @@ from rich.table import Table
 
 from agentflow.cli.common import load_engines, signing_key
 from agentflow.cli.console import amount, out, plain, print_json
+from agentflow.cli.exchanging import receive, send
 from agentflow.cli.options import FILE, json_option
 from agentflow.errors import PayloadError
 
 
 @click.group("payload")
 def command() -> None:
-    """Look into payload files."""
+    """Look into payload files, send them to other programs, and receive them."""
 
 
 @command.command("inspect", short_help="Verify a file and say what it is.")
@@ -72,3 +73,7 @@ def _lines(found: dict[str, Any]) -> list[tuple[str, str]]:
     if "fits" in found:
         lines.append(("fits", found["fits"]))
     return lines
+
+
+command.add_command(send)
+command.add_command(receive)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -13,16 +13,21 @@ _IOV_MAX = 1024  # blocks in one writev; POSIX promises 16, Linux and macOS take
 
 
 @contextmanager
-def whole_file(path: Path) -> Iterator[int]:
+def whole_file(path: Path, check: Callable[[Path], object] | None = None) -> Iterator[int]:
     """A descriptor to write to; the file appears under `path` only when it is complete and on disk.
 
     The rename is synchronised too: after a power cut the name leads to the new content or to the old one.
+
+    Args:
+        check: given the complete file before it gets its name; where it raises, there will be none.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(prefix=f".{path.name[:40]}.", suffix=PART, dir=path.parent)
     try:
         try:
             yield handle
+            if check is not None:
+                check(Path(name))
             os.fsync(handle)
         finally:
             os.close(handle)

@@ -47,25 +47,24 @@ class Sealed:
     digest: str
 
 
-def digest_of(tensors: Mapping[str, Tensor], content: Mapping[str, Any]) -> str:
-    """The digest that `write_sealed` would give, without writing."""
-    parts = _aligned(tensors)
-    hasher = blake3(_head(parts, content), max_threads=blake3.AUTO)
-    for tensor in parts.values():
-        for block in blocks_of(tensor):
-            hasher.update(block)
-    return hasher.hexdigest()
+def seal(
+    tensors: Mapping[str, Tensor], content: Mapping[str, Any], key: bytes | None = None
+) -> tuple[str, list[memoryview]]:
+    """The digest and the bytes, in order, of the file that `write_sealed` would write; signed when a `key` is given.
 
-
-def write_sealed(
-    path: Path, tensors: Mapping[str, Tensor], content: Mapping[str, Any], key: bytes | None, digest: str | None = None
-) -> str:
-    """Write a file, all or nothing, and return its digest; signed when a `key` is given.
-
-    Args:
-        digest: what `digest_of` gave for the same content, to spare hashing it again. If a tensor was changed
-            since, the file will be refused by whoever reads it.
+    Tensors that lie on the CPU are not copied: their blocks are views.
     """
+    parts = _aligned(tensors)
+    blank = _head(parts, content)
+    blocks = [block for tensor in parts.values() for block in blocks_of(tensor)]
+    hasher = blake3(blank, max_threads=blake3.AUTO)
+    _hash(hasher, blocks)
+    digest = hasher.hexdigest()
+    return digest, [memoryview(_completed(blank, digest, key)), *blocks]
+
+
+def write_sealed(path: Path, tensors: Mapping[str, Tensor], content: Mapping[str, Any], key: bytes | None) -> str:
+    """Write a file, all or nothing, and return its digest; signed when a `key` is given."""
     parts = _aligned(tensors)
     blank = _head(parts, content)
     hasher = blake3(blank)
@@ -74,8 +73,7 @@ def write_sealed(
         waiting: deque[tuple[Future[None], int]] = deque()
         for tensor in parts.values():
             blocks = blocks_of(tensor)
-            if digest is None:
-                waiting.append((second.submit(_hash, hasher, blocks), tensor.nbytes))
+            waiting.append((second.submit(_hash, hasher, blocks), tensor.nbytes))
             write_blocks(out, blocks)
             while sum(size for _, size in waiting) > _AHEAD:
                 waiting.popleft()[0].result()
@@ -83,10 +81,9 @@ def write_sealed(
             os.fsync(out)  # the disk works while the rest is hashed
         for hashed, _ in waiting:
             hashed.result()
-        digest = digest or hasher.hexdigest()
-        head = filled(filled(blank, "digest", digest), "signature", _sign(digest, key) if key else _ZEROS)
+        digest = hasher.hexdigest()
         os.lseek(out, 0, os.SEEK_SET)
-        write_blocks(out, [memoryview(head)])
+        write_blocks(out, [memoryview(_completed(blank, digest, key))])
     return digest
 
 
@@ -147,6 +144,10 @@ def _head(parts: Mapping[str, Tensor], content: Mapping[str, Any]) -> bytes:
 def _aligned(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Wide elements first: then every tensor starts at a multiple of its element size."""
     return dict(sorted(tensors.items(), key=lambda part: -part[1].element_size()))
+
+
+def _completed(blank: bytes, digest: str, key: bytes | None) -> bytes:
+    return filled(filled(blank, "digest", digest), "signature", _sign(digest, key) if key else _ZEROS)
 
 
 def _hash(hasher: Any, blocks: list[memoryview]) -> None:

@@ -12,32 +12,37 @@ from agentflow.errors import PayloadError
 from agentflow.kv.bodies import CacheBody, QuantizedBody, TextBody
 from agentflow.kv.encoding import decode, encode
 from agentflow.kv.payload import Payload
-from agentflow.kv.sealed import digest_of, read_sealed, write_sealed
+from agentflow.kv.sealed import read_sealed, seal, write_sealed
 
 
-def payload_digest(payload: Payload) -> str:
-    """The digest that a file of this payload has: 64 hexadecimal digits, of header and body but not its stats.
+def seal_payload(payload: Payload, *, key: bytes | None = None) -> tuple[str, list[memoryview]]:
+    """The digest of a payload's file (64 hexadecimal digits, of header and body but not its stats), and its bytes.
 
-    Nothing is written, and no tensor copied that lies on the CPU.
+    The blocks are views of the payload's tensors, in order: what `write_payload` would write, for whatever takes bytes.
+
+    Args:
+        key: signs it.
+
+    Raises:
+        PayloadError: the payload can't travel as it is.
     """
-    return digest_of(*encode(payload))
+    return seal(*encode(payload), key)
 
 
-def write_payload(payload: Payload, path: Path, *, key: bytes | None = None, digest: str | None = None) -> str:
+def write_payload(payload: Payload, path: Path, *, key: bytes | None = None) -> str:
     """Write `payload` to `path`, all or nothing and synchronised, and return its digest.
 
     Args:
         payload: its stats stay behind.
         path: replaced when it is there; whoever has the old file open keeps it.
         key: signs the file.
-        digest: of the same payload, where it is known already (see `payload_digest`).
 
     Raises:
         PayloadError: the payload can't be written as it is, or not there.
     """
     tensors, content = encode(payload)
     try:
-        return write_sealed(path, tensors, content, key, digest)
+        return write_sealed(path, tensors, content, key)
     except OSError as error:
         raise PayloadError(
             f"This payload can't be written: {error.strerror or error}.",

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors import safe_open
@@ -15,11 +16,15 @@ from agentflow.kv import disk, sealed
 from agentflow.kv.bodies import CacheBody, CodesBody, QuantizedBody, TextBody, Turn
 from agentflow.kv.cache import KVCache
 from agentflow.kv.payload import Header, Payload
-from agentflow.kv.wire import describe, payload_digest, read_payload, write_payload
+from agentflow.kv.wire import describe, read_payload, seal_payload, write_payload
 from tests.kv.samples import payload_of, payloads, random_cache, random_entries, same_payload
 
 KINDS = sorted(payloads())
 KEY = b"a shared key"
+
+
+def digest_of(payload: Payload) -> str:
+    return seal_payload(payload)[0]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -29,7 +34,7 @@ def test_what_is_written_is_read_back_bit_for_bit(kind: str, key: bytes | None, 
     path = tmp_path / "new" / "folder" / "p.safetensors"
     digest = write_payload(payload, path, key=key)
     assert same_payload(read_payload(path, key=key), payload)
-    assert digest == payload_digest(payload)
+    assert digest == digest_of(payload)
     assert [p.name for p in path.parent.iterdir()] == [path.name]
 
 
@@ -67,9 +72,9 @@ def test_a_file_that_is_replaced_stays_as_it_was_for_who_has_it_open(tmp_path: P
 
 def test_the_digest_is_of_header_and_body_and_not_of_stats() -> None:
     payload = payload_of(random_cache(4))
-    assert payload_digest(payload.with_stats(seconds=1.0)) == payload_digest(payload_of(random_cache(4)))
+    assert digest_of(payload.with_stats(seconds=1.0)) == digest_of(payload_of(random_cache(4)))
     other = Payload(Header("cache", "someone else"), payload.body)
-    assert payload_digest(other) != payload_digest(payload)
+    assert digest_of(other) != digest_of(payload)
 
 
 def test_a_growing_cache_has_the_digest_and_file_of_a_settled_one(tmp_path: Path) -> None:
@@ -87,20 +92,34 @@ def test_large_files_are_hashed_while_they_are_written(tmp_path: Path, monkeypat
     monkeypatch.setattr(sealed, "_AHEAD", 1 << 16)
     monkeypatch.setattr(sealed, "_WORTH_WAITING", 1 << 10)
     payload = payload_of(random_cache(300, layers=((3, 64, 64),) * 4))
-    assert write_payload(payload, tmp_path / "p") == payload_digest(payload)
+    assert write_payload(payload, tmp_path / "p") == digest_of(payload)
     assert same_payload(read_payload(tmp_path / "p"), payload)
 
 
-def test_a_known_digest_is_not_computed_again_but_a_wrong_one_is_found_out(tmp_path: Path) -> None:
-    payload = payload_of(random_cache(4))
-    digest = payload_digest(payload)
-    assert write_payload(payload, tmp_path / "p", digest=digest) == digest
-    assert same_payload(read_payload(tmp_path / "p", digest=digest), payload)
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("key", [None, KEY], ids=["unsigned", "signed"])
+def test_sealed_blocks_are_the_bytes_of_the_file(kind: str, key: bytes | None, tmp_path: Path) -> None:
+    digest, blocks = seal_payload(payloads()[kind], key=key)
+    assert digest == write_payload(payloads()[kind], tmp_path / "p", key=key)
+    assert b"".join(blocks) == (tmp_path / "p").read_bytes()
+
+
+def test_sealing_copies_no_tensor() -> None:
+    payload = payload_of(random_cache(40))
     assert isinstance(payload.body, CacheBody)
-    payload.body.cache.keys[0].add_(1)  # what no one may do
-    write_payload(payload, tmp_path / "p", digest=digest)
-    with pytest.raises(PayloadError, match="changed or damaged"):
-        read_payload(tmp_path / "p")
+    _, blocks = seal_payload(payload)
+    starts = {np.frombuffer(block, np.uint8).ctypes.data for block in blocks}
+    assert {t.data_ptr() for t in payload.body.cache.keys} <= starts
+
+
+def test_a_file_that_fails_its_check_never_gets_its_name(tmp_path: Path) -> None:
+    def refuse(part: Path) -> None:
+        assert part.read_bytes() == b"complete"
+        raise PayloadError("no")
+
+    with pytest.raises(PayloadError, match="no"), disk.whole_file(tmp_path / "p", refuse) as handle:
+        os.write(handle, b"complete")
+    assert not list(tmp_path.iterdir())
 
 
 def test_another_payload_than_the_one_asked_for_is_refused(tmp_path: Path) -> None:

@@ -11,9 +11,9 @@ from pathlib import Path
 import psutil
 import pytest
 
+from agentflow.exchange.inbox import Inbox
 from agentflow.kv.bodies import CacheBody
 from agentflow.kv.payload import Payload
-from agentflow.kv.store import PayloadStore
 from agentflow.kv.wire import read_payload, write_payload
 from tests.kv.samples import payload_of, random_cache, random_entries, same_payload
 
@@ -33,21 +33,18 @@ def conversation(draw: random.Random, turns: int) -> Payload:
     return payload_of(cache.before(draw.randrange(1, cache.next_position + 1)))
 
 
-def one_round(store: PayloadStore, path: Path, held: list[str], draw: random.Random) -> None:
+def one_round(inbox: Inbox, path: Path, draw: random.Random) -> None:
     payload = conversation(draw, turns=draw.randrange(6))
     if draw.random() < 0.3:
         payload = payload.quantized(draw.choice([4, 8]))
-    held.append(store.put(payload))
     write_payload(payload, path)
     assert same_payload(read_payload(path), payload)
-    digest = draw.choice(held)
-    found = store.get(digest).dequantized()
-    assert isinstance(found.body, CacheBody)
-    found.body.cache.extend(*random_entries(5, layers=SHAPE))
+    inbox.put(payload)
     if draw.random() < 0.2:
-        store.persist(digest)
-    while len(held) > 12:
-        store.free(held.pop(draw.randrange(len(held))))
+        for found in inbox.payloads(timeout=0):
+            body = found.dequantized().body
+            assert isinstance(body, CacheBody)
+            body.cache.extend(*random_entries(5, layers=SHAPE))
 
 
 def resident() -> int:
@@ -58,24 +55,18 @@ def resident() -> int:
 @pytest.mark.slow
 @pytest.mark.timeout(SECONDS + 300)
 def test_traffic_leaves_neither_memory_nor_files_nor_descriptors(tmp_path: Path) -> None:
-    draw, held = random.Random(0), list[str]()
+    draw, inbox = random.Random(0), Inbox(tmp_path / "inbox")
     process, rounds = psutil.Process(), 0
-    with PayloadStore(tmp_path / "store", memory_bytes=16 << 20) as store:
-        for _ in range(ROUNDS_BEFORE):
-            one_round(store, tmp_path / "p", held, draw)
-        while held:
-            store.free(held.pop())
-        before, files = resident(), process.num_fds()
-        end = time.monotonic() + SECONDS
-        while time.monotonic() < end:
-            one_round(store, tmp_path / "p", held, draw)
-            rounds += 1
-        while held:
-            store.free(held.pop())
-        after = resident()
-        usage = store.usage()
+    for _ in range(ROUNDS_BEFORE):
+        one_round(inbox, tmp_path / "p", draw)
+    before, files = resident(), process.num_fds()
+    end = time.monotonic() + SECONDS
+    while time.monotonic() < end:
+        one_round(inbox, tmp_path / "p", draw)
+        rounds += 1
+    assert all(inbox.payloads(timeout=0))
+    after = resident()
     assert rounds > 10
     assert after - before < TOLERANCE, f"{(after - before) / 2**20:.1f} MiB more after {rounds} rounds"
     assert process.num_fds() <= files
-    assert (usage.payloads, usage.memory_bytes, usage.disk_bytes) == (0, 0, 0)
-    assert sorted(p.name for p in tmp_path.rglob("*") if p.is_file()) == ["lock", "p"]
+    assert sorted(p.name for p in tmp_path.rglob("*") if p.is_file()) == [".reader.lock", "p"]
