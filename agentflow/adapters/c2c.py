@@ -52,9 +52,20 @@ class FeedForward(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Apply the block."""
-        inner = self.down(F.gelu(self.up(self.norm(x))))
-        out: Tensor = x + F.dropout(inner, self.dropout, self.training)
+        out: Tensor = x + F.dropout(self.down(self.inner(x)), self.dropout, self.training)
         return out
+
+    def inner(self, x: Tensor) -> Tensor:
+        """`gelu(W1 rmsnorm(x))`."""
+        return F.gelu(self.up(self.norm(x)))
+
+    def inner_of_unit(self, unit: Tensor) -> Tensor:
+        """The same of `x` by its root mean square: the norm's weight goes into the matrix, which has fewer rows."""
+        return F.gelu(unit @ (self.up.weight * self.norm.weight).t())
+
+    def onto(self, x: Tensor, unit: Tensor) -> Tensor:
+        """The whole block in evaluation, for `(T, width)`: the sum is begun with `x`."""
+        return torch.addmm(x, self.inner_of_unit(unit), self.down.weight.t())
 
 
 class Fuser(nn.Module):
@@ -94,6 +105,26 @@ class Fuser(nn.Module):
         if self.training:
             return self._drawn_gate(weight, temperature) * weight * projected
         return (weight * projected).masked_fill(self.gate <= 0, 0.0)  # a product with 0 could be no number
+
+    def fuse(self, sender: Tensor, receiver: Tensor) -> Tensor:
+        """`receiver (heads, T, head_dim)` with what an open gate adds in evaluation: `forward` in fewer products.
+
+        Sums are begun with what they are added to, heads come out of the last product in their own order, and the
+        weight's block ends in one product of `heads` columns, where its formula has two.
+        """
+        joined, of_sender = self.join.weight, sender.shape[0] * sender.shape[2]
+        hidden = torch.addmm(self.join.bias, _flat(sender), joined[:, :of_sender].t())
+        hidden.addmm_(_flat(receiver), joined[:, of_sender:].t())
+        hidden = self.shared.onto(hidden, _unit(hidden))
+        unit = _unit(hidden)
+        weight = torch.addmm(self.weight.bias[:, None], self.weight.weight, hidden.t())
+        weight.addmm_(self.weight.weight @ self.weight_block.down.weight, self.weight_block.inner_of_unit(unit).t())
+        for n, block in enumerate(cast(list[FeedForward], list(self.blocks))):
+            hidden = block.onto(hidden, _unit(hidden) if n else unit)
+        columns = self.project.weight.view(self.heads, -1, hidden.shape[1]).transpose(1, 2)
+        bias = self.project.bias.view(self.heads, 1, -1)
+        projected = torch.baddbmm(bias, hidden.expand(self.heads, -1, -1), columns)
+        return torch.addcmul(receiver, weight.sigmoid_().unsqueeze(-1), projected)
 
     def _drawn_gate(self, like: Tensor, temperature: float) -> Tensor:
         """A Gumbel-sigmoid draw for each token and head: a difference of two Gumbels is logistic."""
@@ -184,15 +215,12 @@ class C2C(Adapter):
     def decode(self, codes: Mapping[str, Tensor], cache: KVCache, ropes: Ropes, partners: Tensor) -> KVCache:
         """Fuse; positions without a partner and layers whose gate is shut stay as they are, bit by bit."""
         del ropes
-        # Chosen on the CPU, where the partners are: no device has to be waited for.
-        places = (partners >= 0).nonzero()[:, 0]
-        chosen = partners[places]
-        least = int(partners.max()) + 1 if len(partners) else 0
+        pairing = _Pairing(partners)
         keys, values = list(cache.keys), list(cache.values)
         for n, (source, is_open) in enumerate(zip(self.pairs, self.open_gates, strict=True)):
             for own, part, fusers, fused in zip((keys, values), ("key", "value"), self.fusers, is_open, strict=True):
                 if fused:
-                    own[n] = _fused(fusers[n], self._part(codes, source, part, least), own[n], chosen, places)
+                    own[n] = pairing.fused(fusers[n], self._part(codes, source, part, pairing.least), own[n])
         return replace(cache, keys=tuple(keys), values=tuple(values), _arena=None)
 
     def _part(self, codes: Mapping[str, Tensor], layer: int, part: str, least: int) -> Tensor:
@@ -210,13 +238,38 @@ class C2C(Adapter):
         return found
 
 
-def _fused(fuser: Fuser, theirs: Tensor, own: Tensor, chosen: Tensor, places: Tensor) -> Tensor:
-    """`own (heads, T, dim)` with `theirs[:, chosen]` fused in at `places`."""
-    where, from_ = places.to(own.device), chosen.to(theirs.device)
-    sender = theirs.index_select(1, from_).to(own.device, own.dtype, non_blocking=True)
-    receiver = own.index_select(1, where)
-    added: Tensor = fuser(sender, receiver, 1.0)
-    return own.index_copy(1, where, receiver + added)
+class _Pairing:
+    """Which positions of a sender's are fused into which of a receiver's.
+
+    Chosen on the CPU, where the partners are: no device has to be waited for. Each device gets the numbers once.
+    """
+
+    def __init__(self, partners: Tensor) -> None:
+        places = (partners >= 0).nonzero()[:, 0]
+        chosen = partners[places]
+        self.least = int(partners.max()) + 1 if len(partners) else 0
+        """How many positions the sender must have."""
+        everywhere = torch.arange(len(partners))
+        self._on_cpu = (
+            None if torch.equal(chosen, everywhere) else chosen,
+            None if torch.equal(places, everywhere) else places,
+        )
+        self._on: dict[torch.device, tuple[Tensor | None, Tensor | None]] = {}
+
+    def fused(self, fuser: Fuser, theirs: Tensor, own: Tensor) -> Tensor:
+        """`own (heads, T, dim)` with `theirs (sender_heads, S, sender_dim)` fused in."""
+        chosen, places = self._at(theirs.device)[0], self._at(own.device)[1]
+        sender = theirs[:, : self.least] if chosen is None else theirs.index_select(1, chosen)
+        sender = sender.to(own.device, own.dtype, non_blocking=True)
+        if places is None:
+            return fuser.fuse(sender, own)
+        return own.index_copy(1, places, fuser.fuse(sender, own.index_select(1, places)))
+
+    def _at(self, device: torch.device) -> tuple[Tensor | None, Tensor | None]:
+        if device not in self._on:
+            chosen, places = (None if t is None else t.to(device, non_blocking=True) for t in self._on_cpu)
+            self._on[device] = chosen, places
+        return self._on[device]
 
 
 def _rows(caches: Sequence[KVCache], picked: Sequence[Tensor]) -> Layers:
@@ -234,6 +287,11 @@ def _rows(caches: Sequence[KVCache], picked: Sequence[Tensor]) -> Layers:
 
 def _plus(tensor: Tensor, at: Tensor, new: Tensor) -> Tensor:
     return tensor.index_add(1, at.to(tensor.device), new.to(tensor))
+
+
+def _unit(x: Tensor) -> Tensor:
+    """`x (T, width)` by the root mean square of each row."""
+    return F.rms_norm(x, x.shape[-1:], eps=NORM_EPS)
 
 
 def _flat(x: Tensor) -> Tensor:

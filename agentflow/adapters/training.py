@@ -71,7 +71,7 @@ def train(
         AdapterError: the adapter has no closed form that the recipe asks for, the loss is no number any more, or
             `work` holds another training.
     """
-    training = _Training(recipe, Pair(sender, receiver), work, shown)
+    training = Training(recipe, Pair(sender, receiver), work, shown)
     training.begin(waiting)
     training.run()
     metrics = training.metrics()
@@ -83,7 +83,7 @@ def train(
     return bundle
 
 
-class _Training:
+class Training:
     """One training on its way."""
 
     def __init__(self, recipe: Recipe, pair: Pair, work: Path, shown: Callable[[Progress], None]) -> None:
@@ -125,7 +125,7 @@ class _Training:
         recipe, state = self.recipe, self.state
         while state.step < recipe.steps and not self._settled():
             start = time.perf_counter()
-            loss, tokens = self._step(state.step)
+            loss, tokens = self.step(state.step)
             state.step += 1
             rate = recipe.rate(state.step - 1)
             state.log.append({"step": state.step, "loss": loss, "rate": rate})
@@ -159,7 +159,7 @@ class _Training:
     def _settled(self) -> bool:
         return self.recipe.patience is not None and self.state.since >= self.recipe.patience
 
-    def _step(self, step: int) -> tuple[float, int]:
+    def step(self, step: int) -> tuple[float, int]:
         """One optimizer step; its loss and how many tokens it took."""
         recipe = self.recipe
         self.adapter.train()
@@ -168,7 +168,7 @@ class _Training:
             group["lr"] = recipe.rate(step)
         torch.manual_seed((recipe.seed << 32) + step)
         total, tokens = 0.0, 0
-        for batch in self._batches(step):
+        for batch in self.batches(step):
             loss = objective(self.pair, self.prepared, batch, recipe.losses) / recipe.accumulate
             self.accelerator.backward(loss)
             total += float(loss.detach())
@@ -183,7 +183,7 @@ class _Training:
         self.optimizer.zero_grad()
         return total, tokens
 
-    def _batches(self, step: int) -> list[list[Example]]:
+    def batches(self, step: int) -> list[list[Example]]:
         """The examples of a step: every one once an epoch, in an order of the epoch's own."""
         size = self.recipe.batch
         taken = self.recipe.chosen(step, size * self.recipe.accumulate, len(self.examples))

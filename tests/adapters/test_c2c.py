@@ -156,6 +156,28 @@ def test_positions_are_fused_with_their_partners_and_stay_without_one():
     assert fused.positions is receiver.positions
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("arguments", [{}, {"depth": 3, "ffn_width": 8}])
+def test_inference_adds_what_training_adds_with_its_gate_open(arguments, dtype):
+    made = set_gates(fuser(**arguments), 1.0).to(dtype)
+    sender, receiver = cache(SENDER).to(dtype=dtype), cache(RECEIVER, seed=1).to(dtype=dtype)
+    fused = made.decode(made.encode(sender, ()), receiver, (), torch.arange(7))
+    added = made.added(Layers.of(sender), Layers.of(receiver))
+    exact = 1e-5 if dtype == torch.float32 else 0.05
+    for n in range(4):
+        assert fused.keys[n].dtype == dtype
+        torch.testing.assert_close(fused.keys[n], receiver.keys[n] + added.keys[n], atol=exact, rtol=exact)
+        torch.testing.assert_close(fused.values[n], receiver.values[n] + added.values[n], atol=exact, rtol=exact)
+
+
+def test_a_sender_that_has_read_more_is_fused_as_far_as_the_receiver_goes():
+    made = set_gates(fuser(), 1.0)
+    sender, receiver = cache(SENDER, 9), cache(RECEIVER, 5, seed=1)
+    fused = made.decode(made.encode(sender, ()), receiver, (), torch.arange(5))
+    cut = made.decode(made.encode(sender.select(torch.arange(5)), ()), receiver, (), torch.arange(5))
+    assert all(torch.equal(a, b) for a, b in zip(fused.keys, cut.keys, strict=True))
+
+
 def test_a_batch_is_its_rows_one_by_one():
     made = set_gates(fuser(), 1.0)
     rows = [(cache(SENDER, seed=s), cache(RECEIVER, seed=s + 5)) for s in range(3)]
