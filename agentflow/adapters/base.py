@@ -102,6 +102,22 @@ class Adapter(nn.Module, ABC):
         rows = zip(theirs, own, partners, strict=True)
         return [self.decode(self.encode(a, ropes[0]), b, ropes[1], at) for a, b, at in rows]
 
+    def likeness(
+        self, theirs: Sequence[KVCache], own: Sequence[KVCache], taught: Sequence[KVCache], ropes: tuple[Ropes, Ropes]
+    ) -> Tensor:
+        """How much each message looks like each text `(messages, texts)`, for a contrastive loss.
+
+        Args:
+            taught: the receiver's caches where it has read the texts itself.
+
+        Raises:
+            AdapterError: this adapter has no such measure.
+        """
+        del theirs, own, taught, ropes
+        raise AdapterError(
+            f"'{self.name}' has no contrastive loss.", fix="Leave `losses.contrastive` out; 'lcf_delta' has one."
+        )
+
     @property
     def parameter_count(self) -> int:
         """How many numbers are trained."""

@@ -57,7 +57,7 @@ class Example:
         partners: `(len(own),)` the sender's token for each of them, or -1.
         asked: what it computes behind that, up to where it answers.
         answer: the right answer, with the mark of its end.
-        taught: everything up to the answer where the receiver reads the text itself.
+        taught: where the receiver reads the text itself: the conversation, and its turn behind that.
     """
 
     sender: tuple[int, ...]
@@ -65,7 +65,7 @@ class Example:
     partners: Tensor
     asked: tuple[int, ...]
     answer: tuple[int, ...]
-    taught: tuple[int, ...]
+    taught: tuple[tuple[int, ...], tuple[int, ...]]
 
 
 def load_samples(data: DataRecipe, seed: int) -> tuple[list[Sample], list[Sample]]:
@@ -101,11 +101,12 @@ def make_examples(samples: Sequence[Sample], sender: Engine, receiver: Engine, p
 def _example(sample: Sample, sender: Any, receiver: Any, place: Place) -> Example:
     turns = conversation(sample.system, sample.context)
     theirs = tuple(render(sender, turns, reply=False))
-    taught = tuple(render(receiver, conversation(sample.own_system, sample.asked, turns), reply=True))
+    rendered = render(receiver, turns, reply=False)
+    whole = tuple(render(receiver, conversation(sample.own_system, sample.asked, turns), reply=True))
+    shared = shared_length(rendered, whole)
+    taught = whole[:shared], whole[shared:]
     if place == "text":
-        rendered = render(receiver, turns, reply=False)
-        shared = shared_length(rendered, taught)
-        own, asked = tuple(rendered[:shared]), taught[shared:]
+        own, asked = taught
         partners = align(spans_of(receiver, rendered, turns), spans_of(sender, theirs, turns))[:shared]
     else:
         before, opening = reply_frame(receiver, conversation(sample.own_system, sample.asked))

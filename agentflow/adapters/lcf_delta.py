@@ -124,6 +124,24 @@ class LCFDelta(Adapter, Fitted):
             values[n] = values[n] + unflat(weight * change, values[n].shape[0]).to(values[n])
         return replace(cache, values=tuple(values), _arena=None)
 
+    def likeness(
+        self, theirs: Sequence[KVCache], own: Sequence[KVCache], taught: Sequence[KVCache], ropes: tuple[Ropes, Ropes]
+    ) -> Tensor:
+        """Cosines of what each message adds, on the mean, and what a receiver knows who read the text."""
+        messages = [self._added(self.encode(a, ropes[0]), b, ropes[1]) for a, b in zip(theirs, own, strict=True)]
+        texts = [self._known(cache, ropes[1]) for cache in taught]
+        return F.normalize(torch.stack(messages), dim=-1) @ F.normalize(torch.stack(texts), dim=-1).T
+
+    def _added(self, codes: Mapping[str, Tensor], cache: KVCache, ropes: Ropes) -> Tensor:
+        """`(layers * d_z,)`: the mean of Δz over the message's positions, layer by layer."""
+        sent = self.theirs.spread(codes["codes"])
+        rows = zip(self.pairs, self.summaries(cache, ropes), strict=True)
+        return torch.cat([self.delta(n, sent[m], known).mean(0) for n, (m, known) in enumerate(rows)])
+
+    def _known(self, cache: KVCache, ropes: Ropes) -> Tensor:
+        """`(layers * d_z,)`: the receiver's state by the encoder that both sides share, layer by layer."""
+        return torch.cat([self.encoder(z + self.layer[n]) for n, z in enumerate(self.summaries(cache, ropes))])
+
     def summaries(self, cache: KVCache, ropes: Ropes) -> list[Tensor]:
         """z_t: the receiver's own state, `(d_z,)` a layer: its codes added up."""
         return [rows.sum(0) for rows in self.own.parts(states(cache, ropes)).values()]

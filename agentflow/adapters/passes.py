@@ -10,7 +10,7 @@ from typing import Any, Literal, cast
 import torch
 from torch import Tensor
 
-from agentflow.adapters.base import Ropes
+from agentflow.adapters.base import Adapter, Ropes
 from agentflow.adapters.examples import Example
 from agentflow.adapters.reading import Readings
 from agentflow.errors import DataError
@@ -86,8 +86,13 @@ class Pair:
     def taught(self, batch: Sequence[Example]) -> Tensor:
         """`(tokens, vocabulary)` logits of the answers where the receiver reads everything itself; no gradients."""
         with torch.no_grad():
-            caches = self._own.of([e.taught[:-1] for e in batch])
-            return _answered(self.receiver, caches, [e.taught[-1:] for e in batch], batch).logits
+            caches = self._own.of([e.taught[0] for e in batch])
+            return _answered(self.receiver, caches, [e.taught[1] for e in batch], batch).logits
+
+    def likeness(self, adapter: Adapter, batch: Sequence[Example]) -> Tensor:
+        """`(batch, batch)` how much each message looks like each text (see `Adapter.likeness`), with gradients."""
+        theirs, own = self.read(batch)
+        return adapter.likeness(theirs, own, self._own.of([e.taught[0] for e in batch]), self.ropes)
 
     def measure(self, adapter: Any, examples: Sequence[Example], message: Message = "right", *, size: int) -> Measured:
         """The right answers under the receiver, without gradients; `size` examples at once.
@@ -107,7 +112,7 @@ class Pair:
         """The sender answers itself; `asked` are samples with the sender at both ends."""
         with torch.no_grad():
             answered = [
-                _answered(self.sender, self._theirs.of([e.taught[:-1] for e in b]), [e.taught[-1:] for e in b], b)
+                _answered(self.sender, self._theirs.of([e.taught[0] for e in b]), [e.taught[1] for e in b], b)
                 for b in _batches(asked, size)
             ]
         return _measured(answered, asked)

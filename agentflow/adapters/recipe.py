@@ -55,6 +55,11 @@ class Weights(_Model):
     kl: float = Field(
         default=0.0, ge=0, description="of what the receiver says from what it says when it reads the text itself"
     )
+    contrastive: float = Field(
+        default=0.0,
+        ge=0,
+        description="InfoNCE over the batch: what a message adds is most like its own text (lcf_delta)",
+    )
 
 
 class Stepping(_Model):

@@ -7,14 +7,16 @@ import json
 import pytest
 import torch
 
+from agentflow.adapters.base import make_adapter
 from agentflow.adapters.examples import Sample, load_samples, make_examples
-from agentflow.adapters.objective import divergence, objective
+from agentflow.adapters.objective import contrast, divergence, objective
 from agentflow.adapters.passes import Pair
 from agentflow.adapters.reading import Readings
 from agentflow.adapters.recipe import DataRecipe, Weights
-from agentflow.errors import DataError
+from agentflow.errors import AdapterError, DataError
 from agentflow.models.chat import anchor, conversation, render
 from agentflow.tasks.registry import make_task
+from tests.adapters.samples import randomised
 from tests.tiny import tiny_engine
 
 SAMPLE = Sample("The code of Ann is 4711.", "What is the code of Ann?", "4711", "Ann works in room 9.")
@@ -37,7 +39,7 @@ def test_what_the_receiver_computes_in_two_parts_is_a_whole_conversation(engines
         "turn": render(tokenizer, alone, reply=True),
     }
     assert [*example.own, *example.asked] == whole[place]
-    assert list(example.taught) == whole["text"]
+    assert [*example.taught[0], *example.taught[1]] == whole["text"]
     assert example.asked
     assert len(example.partners) == len(example.own)
     assert bool((example.partners >= 0).any()) == (place == "text")
@@ -131,3 +133,31 @@ def test_generated_items_of_a_training_are_none_of_a_comparison():
         trained, held_out = load_samples(DataRecipe(settings={"facts": 1, "questions": 1}, train=50), seed)
         assert not compared & {sample.context for sample in (*trained, *held_out)}
         assert not {s.context for s in trained} & {s.context for s in held_out}
+
+
+def test_a_contrastive_loss_is_infonce_over_the_strangers_of_a_batch():
+    torch.manual_seed(0)
+    likeness = torch.randn(3, 3).double()
+    found = contrast(likeness, ["a", "b", "a"])
+    expected = 0.0
+    for n, rivals in enumerate(([0, 1], [0, 1, 2], [1, 2])):  # the other message of its own text is no rival
+        shares = (likeness[n, rivals] / 0.1).exp()
+        expected -= float(((likeness[n, n] / 0.1).exp() / shares.sum()).log()) / 3
+    assert float(found) == pytest.approx(expected)
+
+
+def test_what_a_message_adds_is_compared_with_what_its_reader_knows(engines):
+    samples = [SAMPLE, Sample("The code of Bob is 1234.", "What is the code of Bob?", "1234")]
+    pair, examples = Pair(*engines), make_examples(samples, *engines, "turn")
+    marks = [e.fingerprint.geometry for e in engines]
+    made = randomised(make_adapter("lcf_delta", *marks, {"d_z": 4, "width": 8})).train()
+    likeness = pair.likeness(made, examples)
+    assert likeness.shape == (2, 2)
+    assert float(likeness.abs().max()) <= 1 + 1e-5
+    weights = Weights(likelihood=0.0, contrastive=2.0)
+    loss = objective(pair, made, examples, weights)
+    torch.testing.assert_close(loss, 2 * contrast(likeness, [e.sender for e in examples]))
+    loss.backward()
+    assert bool(made.encoder[1].weight.grad.abs().sum() > 0)
+    with pytest.raises(AdapterError, match="'lcf_mapped' has no contrastive loss"):
+        objective(pair, make_adapter("lcf_mapped", *marks).eval(), examples, weights)
