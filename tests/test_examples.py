@@ -104,3 +104,14 @@ def test_the_python_example_gives_the_same_answer_over_both_channels():
     text, cache = done.stdout.splitlines()
     assert text.startswith("text: ")
     assert text.split("(")[0].removeprefix("text") == cache.split("(")[0].removeprefix("cache")
+
+
+def test_the_two_models_example_fits_by_the_bundle_that_ships_for_them(tmp_path, monkeypatch):
+    from agentflow.runtime.binding import bind
+    from agentflow.workflow.loader import load_workflow
+
+    monkeypatch.setenv("AGENTFLOW_CACHE", str(tmp_path))  # neither model is there: names and cards are enough
+    binding = bind(load_workflow(ROOT / "examples" / "two_models" / "workflow.yaml"))
+    ((_, edge, channel),) = binding.incoming("answer")
+    assert (edge.sender, channel.name) == ("read", "lcf")
+    assert binding.model_of("read").source != binding.model_of("answer").source

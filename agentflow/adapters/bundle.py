@@ -136,7 +136,7 @@ def find_bundle(ref: str | Path) -> Bundle:
 def bundles() -> list[Bundle]:
     """Every bundle that can be found by name; folders whose card can't be read are left out."""
     found = []
-    for place in _places():
+    for place in dict.fromkeys(place.resolve() for place in _places()):
         for path in sorted(place.glob(f"*/{CARD}")):
             try:
                 found.append(open_bundle(path.parent))

@@ -78,7 +78,7 @@ def load_samples(data: DataRecipe, seed: int) -> tuple[list[Sample], list[Sample
         task = make_task("private_facts", data.settings)
         first = TRAINED + 2 * seed
         made = [task.items(data=None, limit=n, seed=s) for n, s in ((data.train, first), (data.held_out, first + 1))]
-        return _samples(made[0], data), _samples(made[1], data)
+        return samples_of(made[0], data), samples_of(made[1], data)
     assert data.file is not None
     if data.task == "jsonl":
         items = read_items(data.file, _read_line)
@@ -90,7 +90,7 @@ def load_samples(data: DataRecipe, seed: int) -> tuple[list[Sample], list[Sample
             where=str(data.file),
             fix="Give more items, or hold fewer out (data.held_out).",
         )
-    return _samples(items[data.held_out :][: data.train], data), _samples(items[: data.held_out], data)
+    return samples_of(items[data.held_out :][: data.train], data), samples_of(items[: data.held_out], data)
 
 
 def make_examples(samples: Sequence[Sample], sender: Engine, receiver: Engine, place: Place = "text") -> list[Example]:
@@ -117,7 +117,8 @@ def _example(sample: Sample, sender: Any, receiver: Any, place: Place) -> Exampl
     return Example(theirs, own, partners, asked, (*answer, *end), taught)
 
 
-def _samples(items: Sequence[Item], data: DataRecipe) -> list[Sample]:
+def samples_of(items: Sequence[Item], data: DataRecipe) -> list[Sample]:
+    """A task's items as samples, one a question, in the words of a recipe's data."""
     found = []
     for item in items:
         given, own = item.inputs, ""

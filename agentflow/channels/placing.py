@@ -153,7 +153,7 @@ def _in_front(opened: Opened, adapter: Adapter, receiver: Engine, warnings: tupl
         head=length,
         losses=_losses(opened, "positions adapted from"),
         joining=Joining(drop_sinks=len(first)),
-        stats={"adapt_seconds": time.perf_counter() - start},
+        stats={"adapt_seconds": time.perf_counter() - start, "memory_bytes": float(cache.nbytes - base.nbytes)},
         warnings=warnings,
     )
 

@@ -125,7 +125,7 @@ def prune_bundle(bundle: str, layers: int, target: Path) -> None:
     What it then scores has to be measured again: the card says only what it was made of.
 
     \b
-    agentflow adapters prune lcf-aligned --layers 9 --out lcf-aligned-9
+    agentflow adapters prune lcf-aligned-smollm2-135m-26 --layers 9 --out lcf-aligned-9
     """
     from agentflow.adapters.bundle import find_bundle, save_bundle
     from agentflow.adapters.pruning import prune

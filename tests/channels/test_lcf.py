@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -223,3 +227,35 @@ def test_a_workflow_runs_over_every_variant_and_says_so(pair, variant):
     assert result.messages[0].channel == "lcf"
     assert result.messages[0].bytes > 0
     assert result.generated > 0
+
+
+RECEIVING = """
+import sys
+from pathlib import Path
+from agentflow.channels.registry import make_channel
+from agentflow.kv.wire import read_payload
+from tests.tiny import tiny_engine
+
+receiver = tiny_engine("qwen2")  # the only model of this process
+payload = read_payload(Path(sys.argv[1]), key=b"k")
+cache = make_channel("lcf", {"variant": "mapped"}).receive(payload, receiver).cache
+print(len(cache), float(cache.keys[-1].double().sum()))
+"""
+
+
+def test_another_process_with_the_bundle_and_its_own_model_stands_on_the_same_cache(pair, tmp_path):
+    payload, direct = over(*pair, "mapped", bits=8)
+    write_payload(payload, tmp_path / "p.safetensors", key=b"k")
+    root = Path(__file__).parents[2]
+    told = subprocess.run(
+        [sys.executable, "-c", RECEIVING, str(tmp_path / "p.safetensors")],
+        cwd=root,
+        env={**os.environ, "PYTHONPATH": str(root)},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
+    ).stdout.split()
+    cache = direct.context.cache
+    assert int(told[0]) == len(cache)
+    assert float(told[1]) == pytest.approx(float(cache.keys[-1].double().sum()), abs=1e-4)
