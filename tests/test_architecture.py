@@ -18,7 +18,7 @@ FLOORS = (
     ("adapters",),
     ("channels",),
     ("runtime",),
-    ("evaluation",),
+    ("evaluation", "integrations"),
     ("cli",),
 )
 GROUND = FLOORS[0]
