@@ -11,6 +11,7 @@ from agentflow.workflow.frames import Body, Frame, address
 from agentflow.workflow.graph import unreached
 from agentflow.workflow.groups import Loop, SubWorkflow
 from agentflow.workflow.location import KeyPath
+from agentflow.workflow.meaning import NOTHING
 from agentflow.workflow.origins import TextSpot
 from agentflow.workflow.parts import AnyNode, Node, texts_in
 from agentflow.workflow.problems import Problem, quoted
@@ -118,10 +119,9 @@ class PromptChecks:
                 self._advise(name, self._body.file.inputs if is_input else nodes) or f"Declare it below `{ref.root}:`."
             )
             yield self._origins.text_problem(text.path, f"unknown {kind} {quoted(name)} in the template", fix, spot)
-        elif not is_input and ref.inner is not None and scope is not None and name in scope.inner:
-            inner = scope.inner[name]
-            parts, kind = ([*inner.nodes, "rounds"], "node") if inner.loop else (list(inner.file.outputs), "output")
-            if ref.inner not in parts:
+        elif not is_input and ref.inner is not None and scope is not None:
+            kind, parts = _parts(scope, name)
+            if parts is not None and ref.inner not in parts and not hasattr(dict, ref.inner):
                 what = f"unknown {kind} {quoted(ref.inner)} of {quoted(name)} in the template"
                 yield self._origins.text_problem(text.path, what, self._advise(ref.inner, parts), spot)
 
@@ -149,6 +149,21 @@ class PromptChecks:
         if name in ("round", "rounds"):
             return "Only the templates in the body of a `loop:` have it."
         return self._advise(name, known)
+
+
+def _parts(scope: Body, name: str) -> tuple[str, list[str] | None]:
+    """Return what a node has, for people and by name; None where that is not known before it has run."""
+    node, inner = scope.nodes[name], scope.inner.get(name)
+    if inner is not None:
+        return ("node", [*inner.nodes, "rounds"]) if inner.loop else ("output", list(inner.file.outputs))
+    if not isinstance(node, Node):
+        return "value", None  # a loop that can't be read, or a tool, whose result may have any keys
+    if node.output is None:
+        return "value", list(NOTHING)
+    schema = node.output.json_schema
+    known = schema.get("properties")
+    is_closed = schema.get("additionalProperties") is False and "patternProperties" not in schema
+    return "value", [*NOTHING, *known] if isinstance(known, dict) and is_closed else None
 
 
 def texts(body: Body, around: tuple[Body, ...] = ()) -> Iterator[Text]:
