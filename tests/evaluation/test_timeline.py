@@ -153,3 +153,33 @@ def test_the_command_writes_the_page_into_the_run(tmp_path, stored, capsys, monk
     with pytest.raises(SystemExit) as end:
         main(["runs", "timeline", str(folder), "--out", str(tmp_path / "no" / "p.html")])
     assert end.value.code == 2
+
+
+def test_rounds_of_a_loop_are_bars_of_one_row_in_the_colour_of_their_model(tmp_path):
+    text = """
+workflow: picture
+agents: {a: {model: {source: tests/tiny, model: tiny}, max_new_tokens: 2}}
+nodes:
+  read: {agent: a, prompt: read}
+  play:
+    loop: {max: 3, nodes: {act: {agent: a, prompt: "{{ round }}"}}, edges: [{from: act, to: act, channel: cache}]}
+edges: [{from: read, to: play.act, channel: cache, rounds: first}]
+"""
+    binding = bind(parse_workflow(text))
+    store = RunStore.create(tmp_path, "picture", manifest(binding, RunOptions(), channel=None))
+    Orchestrator(binding, EnginePool(factory=lambda spec: tiny_engine()), store=store).run([("x", {})])
+    page = page_of(store.folder)
+    assert page.count("play.act") >= 1
+    assert "play[1]/act" in page  # in the title of its bar
+    assert len(re.findall(r'class="bar[^"]*m1', page)) == 4
+    assert not re.findall(r'class="bar[^"]*m0', page)
+
+
+@pytest.mark.parametrize(("end", "unit"), [(0.5, "ms"), (60.0, "s"), (150.0, "min")])
+def test_the_scale_has_one_unit(stored, end, unit):
+    folder = stored()
+    found = spans_of(read_events(folder))
+    page = timeline_html("run", read_manifest(folder), "done", replace(found, end=end))
+    labels = re.findall(r'<i style="left:[\d.]+%">([\d.]+) (\w+)</i>', page)
+    assert len(labels) == 7
+    assert {told for _, told in labels} == {unit}

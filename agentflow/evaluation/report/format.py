@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Any
 
 from agentflow.evaluation.statistics import Interval, minus
@@ -34,6 +35,14 @@ def seconds(value: float | None) -> str:
     if value < 0.9995:
         return f"{value * 1000:.0f} ms"
     return f"{value:.2f} s" if value < 99.995 else f"{value / 60:.1f} min"
+
+
+def of_one_unit(values: Sequence[float]) -> list[str]:
+    """Durations of one scale, all in the unit of the longest: "0.0 min", "0.8 min", "1.7 min"."""
+    longest = max(values, default=0.0)
+    if longest < 0.9995:
+        return [f"{value * 1000:.0f} ms" for value in values]
+    return [f"{value:.2f} s" if longest < 99.995 else f"{value / 60:.1f} min" for value in values]
 
 
 def two_seconds(first: float, second: float) -> str:

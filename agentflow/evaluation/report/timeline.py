@@ -9,9 +9,10 @@ from typing import Any
 
 from jinja2 import Template
 
-from agentflow.evaluation.report.format import amount, number, seconds, short, visible
+from agentflow.evaluation.report.format import amount, number, of_one_unit, seconds, short, visible
 from agentflow.evaluation.report.pages import page, resource
 from agentflow.runtime.spans import Span, Spans
+from agentflow.workflow.frames import address
 
 MOST_ITEMS = 50
 MOST_TROUBLES = 200
@@ -95,7 +96,10 @@ def timeline_html(run: str, manifest: Mapping[str, Any], state: str, found: Span
         end=found.end,
         resumed=found.resumed,
         lines=[_share(at, found.end) for at in found.resumed],
-        ticks=[{"place": 100 * n / _TICKS, "label": seconds(found.end * n / _TICKS)} for n in range(_TICKS + 1)],
+        ticks=[
+            {"place": 100 * n / _TICKS, "label": label}
+            for n, label in enumerate(of_one_unit([found.end * n / _TICKS for n in range(_TICKS + 1)]))
+        ],
         models=tones,
         items=items,
         left_out=len(shown) - len(items),
@@ -110,13 +114,14 @@ def _item(name: str, manifest: Mapping[str, Any], found: Spans, tones: Mapping[s
     rows = {node: _Row(node) for node in manifest.get("nodes", ())}
     mine = [span for span in found.spans if span.unit.item == name]
     for span in mine:
-        row = rows.setdefault(span.unit.node, _Row(span.unit.node))
+        node = address(span.unit.node)
+        row = rows.setdefault(node, _Row(node))
         length = span.end - span.start
         bar = _Bar(
             left=_share(span.start, found.end),
             width=_share(length, found.end),
             track=row.track(span),
-            tone=tones.get(span.unit.node, "m0"),
+            tone=tones.get(node, "m0"),
             how="again" if span.how == "tried again" else span.how,
             title=_title(span),
             handover=min(100.0, _share(span.handover, length)),
@@ -147,7 +152,7 @@ def _handovers(spans: Iterable[Span]) -> list[_Handover]:
     found: dict[tuple[str, str, str], _Handover] = {}
     for span in spans:
         for message in span.messages:
-            key = (message["sender"], span.unit.node, message["channel"])
+            key = (address(message["sender"]), address(span.unit.node), message["channel"])
             sums = found.setdefault(key, _Handover(*key))
             sums.messages += 1
             sums.bytes += message["bytes"]
