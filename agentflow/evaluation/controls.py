@@ -19,6 +19,7 @@ from agentflow.evaluation.standins import Zeroed
 from agentflow.models.spec import resolve_model
 from agentflow.runtime.binding import Binding, bind
 from agentflow.tools import Toolbox
+from agentflow.workflow.frames import address
 from agentflow.workflow.graph import ancestors, build_graph
 from agentflow.workflow.meaning import needed
 from agentflow.workflow.parts import ChannelSpec, templates_of
@@ -196,8 +197,10 @@ def sender_alone(workflow: Workflow) -> Workflow:
         raise UserError(f"'{node}' has {len(senders)} senders, so none of them is the sender alone.")
     sender = senders.pop()
     _refuse_tool(workflow, sender)
-    own = workflow.nodes[node].model_copy(update={"agent": workflow.agent_node(sender).agent})
-    return workflow.with_channel("text").model_copy(update={"nodes": {**workflow.nodes, node: own}})
+    nodes = dict(workflow.nodes)
+    for each in workflow.members(address(node)):  # in all rounds of a loop
+        nodes[each] = nodes[each].model_copy(update={"agent": workflow.agent_node(sender).agent})
+    return workflow.with_channel("text").model_copy(update={"nodes": nodes})
 
 
 def _refuse_tool(workflow: Workflow, node: str) -> None:
@@ -222,9 +225,11 @@ def with_itself(workflow: Workflow, arm: Arm) -> Workflow:
             fits = make_channel(arm.channel, settings).between(resolve_model(model), resolve_model(model))
             if not fits.fits:
                 raise UserError(f"the receiver can't be fused with itself: {fits.reason}")
-            name = f"{edge.sender} on its receiver's model"
-            agents[name] = agents[sender.agent].model_copy(update={"model": model})
-            nodes[edge.sender] = sender.model_copy(update={"agent": name})
+            name = f"{address(edge.sender)} on its receiver's model"
+            if name not in agents:  # else that of another round of a loop has been here
+                agents[name] = agents[sender.agent].model_copy(update={"model": model})
+                for each in over.members(address(edge.sender)):
+                    nodes[each] = nodes[each].model_copy(update={"agent": name})
     return over.model_copy(update={"nodes": nodes, "agents": agents})
 
 

@@ -10,6 +10,7 @@ from agentflow.evaluation.probe import AnswerProbe
 from agentflow.evaluation.rows import Arm, Row
 from agentflow.runtime.results import ItemResult
 from agentflow.tasks.base import Item, Task
+from agentflow.workflow.frames import address
 from agentflow.workflow.schema import Workflow
 
 
@@ -29,10 +30,13 @@ def row_of(
     node that answers. What fixed edges carry is the same in every arm, and is not counted.
     """
     error = "; ".join(f"{unit}: {what}" for unit, what in result.errors.items())
-    compared = {(edge.sender, edge.receiver) for edge in workflow.edges if not edge.fixed}
-    receivers = {name for name in _going_on(workflow, {r for _, r in compared}) | {node} if not workflow.is_tool(name)}
-    received = [(name, r) for name, rs in result.nodes.items() if name in receivers for r in rs]
-    messages = [m for name, r in received for m in r.messages if (m.sender, name) in compared]
+    compared = [edge for edge in workflow.edges if not edge.fixed]
+    receivers = _going_on(workflow, {edge.receiver for edge in compared}) | {node}
+    # By address: what comes out of a loop was said in the round it has ended with, and not in the last one there is.
+    heard = {address(name) for name in receivers if not workflow.is_tool(name)}
+    pairs = {(address(edge.sender), address(edge.receiver)) for edge in compared}
+    received = [(name, r) for name, rs in result.nodes.items() if address(name) in heard for r in rs]
+    messages = [m for name, r in received for m in r.messages if (address(m.sender), address(name)) in pairs]
     answers = predictions(task, item, result, node)
     return Row(
         item=item.id,

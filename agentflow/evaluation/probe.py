@@ -11,13 +11,14 @@ from agentflow.models.engine import Engine
 from agentflow.models.requests import Generation
 from agentflow.runtime.agent import Turnplan
 from agentflow.runtime.scheduler import Unit
+from agentflow.workflow.frames import address
 
 
 class AnswerProbe:
     """Scores the right answers at every turn of one node; use one for each item and arm.
 
     Args:
-        node: whose turns are scored.
+        node: whose turns are scored; of one in a loop, those of the last round that it comes to.
         answers: the right answer of each of its children, in order.
         reference: distributions of the reference arm by child, to diverge from.
         keep: whether to keep this arm's distributions, as a reference for others.
@@ -26,7 +27,7 @@ class AnswerProbe:
     def __init__(
         self, node: str, answers: Sequence[str], *, reference: dict[int, Tensor] | None = None, keep: bool = False
     ) -> None:
-        self._node, self._answers = node, list(answers)
+        self._node, self._answers = address(node), list(answers)
         self._reference, self._keep = reference, keep
         self._nll: dict[int, float] = {}
         self._kl: dict[int, float] = {}
@@ -35,7 +36,7 @@ class AnswerProbe:
     def __call__(self, unit: Unit, engine: Engine, plan: Turnplan, said: Generation) -> None:
         """Score one turn, if it is of the node in question; its prompt is not computed again."""
         child = unit.child or 0
-        if unit.node != self._node or child >= len(self._answers) or not self._answers[child]:
+        if address(unit.node) != self._node or child >= len(self._answers) or not self._answers[child]:
             return
         answer = engine.tokenizer(self._answers[child], add_special_tokens=False)["input_ids"]
         compared = self._reference is not None and child in self._reference
