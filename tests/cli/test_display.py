@@ -14,8 +14,9 @@ from agentflow.cli.live import LiveView, PlainLines, live
 from agentflow.cli.tables import FiguresTable, failures, figures_json, item_panel
 from agentflow.evaluation.figures import ChannelFigures, ItemFigures
 from agentflow.runtime.events import Event
-from agentflow.runtime.results import ItemResult, NodeResult
+from agentflow.runtime.results import ItemResult, MemoryResult, NodeResult
 
+MEMORY = MemoryResult("drop_oldest", 90, 80, tokens=1200, dropped=4)
 FOREIGN = "[red]:fire:\x1b[2J\\"
 
 
@@ -128,6 +129,35 @@ def test_plain_lines_tell_nodes_of_one_item_and_items_of_many():
     lines(Event("run_started", 0.0, data={"items": 3}))
     lines(Event("item_finished", 2.0, "a", data={"failed": False}))
     assert "/3 items, 2.00 s" in stream.getvalue()
+
+
+def test_the_live_view_folds_the_rounds_of_a_loop_into_one_row_a_node():
+    view = LiveView(Flow({"play[0]/act": None, "play[1]/act": None, "tell": None}), "game")
+    view(Event("run_started", 0.0, data={"items": 1}))
+    for number in range(2):
+        view(Event("node_started", 1.0, "a", f"play[{number}]/act"))
+        view(Event("memory", 1.0, "a", f"play[{number}]/act", None, vars(MEMORY)))
+        view(Event("node_finished", 2.0, "a", f"play[{number}]/act", None, result("x").to_json()))
+    view(Event("loop_ended", 2.0, "a", "play", None, {"rounds": 2, "of": 9}))
+    (row,) = [line for line in shown(view).splitlines() if line.startswith("play")]
+    assert row.split()[:6] == ["play.act", "2", "done,", "2", "cut", "to"]
+    assert "162" in row  # prefilled, of both rounds
+    assert "play[" not in shown(view)
+
+
+def test_plain_lines_tell_how_a_loop_ended_and_what_was_done_for_an_agents_memory():
+    stream = io.StringIO()
+    lines = PlainLines(Console(file=stream, width=200, emoji=False), "game")
+    lines(Event("run_started", 0.0, data={"items": 1}))
+    lines(Event("memory", 1.0, "a", "play[1]/act", None, vars(MEMORY)))
+    lines(Event("loop_ended", 2.0, "a", "play", None, {"rounds": 1, "of": 9}))
+    assert stream.getvalue().splitlines() == [
+        "game: play[1]/act: memory of 90 tokens: 1,200 needed, 4 oldest turns dropped",
+        "game: play: ended after 1 round of at most 9",
+    ]
+    lines(Event("run_started", 0.0, data={"items": 2}))
+    lines(Event("loop_ended", 2.0, "a", "play", None, {"rounds": 1, "of": 9}))
+    assert len(stream.getvalue().splitlines()) == 2  # of many items, only how many are through
 
 
 def warning(text: str, node: str = "answer") -> Event:

@@ -251,6 +251,26 @@ def test_a_loop_resumes_in_the_middle_to_the_same_end(run, flow, tmp_path, own):
         assert {unit: record.answer for unit, record in read_results(folder).items()} == wanted
 
 
+def test_a_forced_node_of_a_loop_runs_in_every_round_and_what_hears_the_same_does_not(run, flow, tmp_path):
+    inputs = {"most": 3, "go": True}
+    whole, _ = run(inputs=inputs, store=RunStore.create(tmp_path, "loop", {}))
+    (folder,) = tmp_path.iterdir()
+    forced = bind(flow(loop("cache"))).workflow.members("act.think")
+    assert len(forced) == 4  # of rounds that are not needed as well
+    told = rehearse(bind(flow(loop("cache"))), [("x", inputs)], seed=0, stored=read_results(folder), forced=forced)
+    verdicts = {f.unit.node: f.verdict for f in told}
+    assert [node for node, verdict in verdicts.items() if verdict == "runs"] == [f"act[{n}]/think" for n in range(3)]
+    assert verdicts["read"] == "done"
+    again, events = run(inputs=inputs, store=RunStore.open(folder, forced=forced))
+    assert [e.node for e in events if e.kind == "node_finished"] == [f"act[{n}]/think" for n in range(3)]
+    assert [e.node for e in events if e.kind == "node_reused"] == [
+        "read",
+        *(f"act[{n}]/actor" for n in range(3)),
+        "sum",
+    ]
+    assert again.outputs == whole.outputs
+
+
 def test_a_dry_run_tells_of_the_rounds_that_are_known_and_what_decides_on_the_others(flow):
     told = rehearse(bind(flow(loop("cache"))), [("x", {"most": 2, "go": True})], seed=0)
     verdicts = {f.unit.node: (f.verdict, f.because) for f in told}

@@ -118,3 +118,52 @@ def test_what_was_found_is_kept_and_made_again_for_a_receiver(run, asked_again, 
         answers, seed=asked_again, store=RunStore.open(folder), text=ASK.replace("attempts: 3", "attempts: 4")
     )
     assert next(e.node for e in events if e.kind == "node_finished") == "one"
+
+
+ROUNDS = """
+workflow: rounds
+inputs: {answers: list}
+agents: {a: {model: MODEL, system: answer}}
+nodes:
+  play:
+    loop:
+      max: 4
+      until: "nodes.one.code == round"
+      nodes:
+        before: {agent: a, prompt: "{% if rounds %}{{ nodes.one.code }}{% else %}none{% endif %}", max_new_tokens: 2}
+        one:
+          agent: a
+          prompt: "{{ nodes.before.text }} who is red"
+          choose: "[inputs.answers[round]]"
+          output: {schema: {type: object, properties: {code: {type: integer}}, required: [code]}, attempts: 1}
+      edges: [{from: before, to: one}, {from: one, to: one, channel: CHANNEL, fixed: true}]
+  next: {agent: a, prompt: "so {{ nodes.play.one.code + 1 }}", max_new_tokens: 3}
+edges: [{from: play.one, to: next, channel: cache}]
+outputs:
+  code: "{{ nodes.play.one.code }}"
+  codes: "{{ nodes.play.rounds | map(attribute='one.code') | list }}"
+  next: "{{ nodes.next.text }}"
+"""
+
+
+@pytest.mark.parametrize("channel", ["cache", "text"])
+def test_in_a_loop_the_value_of_a_round_decides_and_is_read_behind_it(run, channel, tmp_path):
+    text = ROUNDS.replace("CHANNEL", channel)
+    answers = ['{"code": 7}', '{"code": 5}', '{"code": 2}', '{"code": 0}']
+    result, events = run(answers, text=text, store=RunStore.create(tmp_path, "rounds", {}))
+    assert result.errors == {}
+    assert result.outputs["code"] == 2
+    assert result.outputs["codes"] == [7, 5, 2]
+    assert [(e.node, e.data["rounds"]) for e in events if e.kind == "loop_ended"] == [("play", 3)]
+    again, events = run(answers, text=text, store=RunStore.open(next(tmp_path.iterdir())))
+    assert again.outputs == result.outputs
+    assert not [e for e in events if e.kind == "node_finished"]
+
+
+def test_in_a_loop_an_answer_that_does_not_fit_ends_what_depends_on_it(run):
+    result, _ = run(
+        ['{"code": 7}', '{"code": "x"}', '{"code": 2}', '{"code": 0}'], text=ROUNDS.replace("CHANNEL", "cache")
+    )
+    assert "no answer that fits its schema" in result.errors["x/play[1]/one"]
+    assert result.nodes["play[0]/one"][0].value == {"code": 7}
+    assert "x/next" in result.errors
