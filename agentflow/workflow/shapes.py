@@ -82,6 +82,11 @@ _HINTS: dict[KeyPath, str] = {
     ("nodes", _ANY, AGENT_TAG, "retry"): "Write `retry: 2` or `retry: {count: 2, wait: 1}`.",
     ("nodes", _ANY, AGENT_TAG, "map"): "Write `map: {over: inputs.name, as: item}`.",
 }
+# Where the nodes are that a group stands for.
+_INSIDE: dict[KeyPath, str] = {
+    ("nodes", _ANY, LOOP_TAG): "of the loop's body",
+    ("nodes", _ANY, SUB_TAG): "in the workflow's own file",
+}
 # Keys that a part may have beside those of its model.
 _MORE_KEYS: dict[type[BaseModel], tuple[str, ...]] = {
     WorkflowFile: ("extends",),
@@ -136,7 +141,7 @@ def _problem(error: ErrorDetails, origins: Origins, advise: bool = True) -> Prob
         what, fix = _own(error) if kind == OWN_ERROR else (f"{described(error['input'])} is no name", NAME_RULE)
         return origins.problem(path, what, fix, key=True)
     if kind == "extra_forbidden":
-        fix = did_you_mean(str(path[-1]), allowed_keys(tagged[:-1])) if advise else ""
+        fix = _belongs_inside(tagged) or (did_you_mean(str(path[-1]), allowed_keys(tagged[:-1])) if advise else "")
         return origins.problem(path, f"unknown key {quoted(path[-1])}", fix, key=True)
     if kind == "invalid_key":
         return origins.problem(path, "a key must be text here", "Put it in quotes.", key=True)
@@ -144,6 +149,13 @@ def _problem(error: ErrorDetails, origins: Origins, advise: bool = True) -> Prob
         return _missing(path, origins)
     what, fix = _own(error) if kind == OWN_ERROR else _wrong_value(error)
     return origins.problem(path, what, fix)
+
+
+def _belongs_inside(path: KeyPath) -> str:
+    """Return where to write a key that is a node's, and stands at a loop or a sub-workflow; "" for any other."""
+    inside = _INSIDE.get(_shape(path[:-1]))
+    is_nodes = path[-1] in Node.model_fields or path[-1] in ToolNode.model_fields
+    return f"Write it at the nodes {inside} that need it." if inside and is_nodes else ""
 
 
 def _own(error: ErrorDetails) -> tuple[str, str]:
