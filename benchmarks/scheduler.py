@@ -1,14 +1,19 @@
 """What the runtime itself costs: graphs of nodes that do nothing, as a chain, a fan-out and a diamond.
 
-Ours run as a user's do: a checked workflow, every result and event in the run's folder. LangGraph runs the same graph
-of Python functions, once as it is (nothing is kept) and once with its SQLite checkpointer, in a file beside ours. Both
-sides build their graph outside the time. The run's files are handed to the system, not forced to the disk.
+Ours run as a user's do: a checked workflow, every result and event written to the run's folder before the next node
+begins. LangGraph runs the same graph of Python functions as it comes, where nothing is kept, and that is what ours are
+held against, though they do more. Beside it, like with like: both keeping nothing; LangGraph with its checkpoints in
+memory; and in SQLite, in a file beside ours that is handed to the system and not forced to the disk, as ours are.
+
+Both sides build their graphs outside the time, and neither pays for collecting the garbage of the other's.
 """
 
 from __future__ import annotations
 
+import gc
 import operator
 import shutil
+import sqlite3
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -16,6 +21,7 @@ from pathlib import Path
 from statistics import median
 from typing import Annotated, Any, TypedDict
 
+from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.checkpoint.sqlite import SqliteSaver
 from langgraph.graph import END, START, StateGraph
 
@@ -27,7 +33,7 @@ from agentflow.runtime.orchestrator import Orchestrator
 from agentflow.runtime.runs import RunStore
 from agentflow.tools import Toolbox
 from agentflow.workflow.loader import parse_workflow
-from benchmarks.common import arguments, interleaved, ratio, report
+from benchmarks.common import arguments, interleaved, paired, ratio, report
 
 NODES, MANY = 1_000, 10_000
 Edges = list[tuple[int, int]]
@@ -63,18 +69,22 @@ def written(edges: Edges, n: int) -> str:
 
 
 class Ours:
-    """One run of a bound workflow, kept in a folder of its own."""
+    """One run of a bound workflow, kept in a folder of its own, or not at all."""
 
-    def __init__(self, binding: Binding, folder: Path) -> None:
+    def __init__(self, binding: Binding, folder: Path | None) -> None:
         self._binding, self._folder = binding, folder
 
     def prepare(self) -> None:
         """Throw the last run away."""
-        shutil.rmtree(self._folder, ignore_errors=True)
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
 
     def __call__(self) -> None:
         """Run."""
-        store = RunStore.create(self._folder, "many", manifest(self._binding, RunOptions(), channel=None, inputs={}))
+        store = None
+        if self._folder is not None:
+            kept = manifest(self._binding, RunOptions(), channel=None, inputs={})
+            store = RunStore.create(self._folder, "many", kept)
         (result,) = Orchestrator(self._binding, EnginePool(), store=store).run([("run", {})])
         assert len(result.nodes) == len(self._binding.workflow.nodes)
         assert not result.errors
@@ -101,38 +111,51 @@ def langgraph_of(edges: Edges, n: int) -> StateGraph[Any]:
 
 
 class Theirs:
-    """One run of LangGraph, with its checkpoints in a file, or without."""
+    """One run of LangGraph, with its checkpoints somewhere, or without."""
 
-    def __init__(self, graph: StateGraph[Any], n: int, file: Path | None) -> None:
-        self._graph, self._n, self._file = graph, n, file
+    def __init__(self, graph: StateGraph[Any], n: int, saver: Callable[[], Any] | None) -> None:
+        self._graph, self._n, self._saver = graph, n, saver
         self._compiled = graph.compile()
 
     def prepare(self) -> None:
-        """A new file for a new run."""
-        if self._file is not None:
-            self._file.unlink(missing_ok=True)
+        """Nothing is left of the last run."""
+        if self._saver is not None:
+            self._compiled = self._graph.compile(checkpointer=self._saver())
 
     def __call__(self) -> None:
         """Run."""
         config: dict[str, Any] = {"recursion_limit": self._n + 10, "configurable": {"thread_id": "1"}}
-        if self._file is None:
-            found = self._compiled.invoke({"said": []}, config)
-        else:
-            with SqliteSaver.from_conn_string(str(self._file)) as saver:
-                found = self._graph.compile(checkpointer=saver).invoke({"said": []}, config)
+        found = self._compiled.invoke({"said": []}, config)
         assert len(found["said"]) == self._n
 
 
-def ways(folder: Path, n: int, *, rivals: Sequence[str]) -> dict[str, Any]:
+def in_file(file: Path) -> SqliteSaver:
+    """A new file of checkpoints."""
+    for old in file.parent.glob(f"{file.name}*"):
+        old.unlink()
+    connection = sqlite3.connect(file, check_same_thread=False)
+    connection.execute("PRAGMA synchronous=OFF")
+    return SqliteSaver(connection)
+
+
+KEEPING = ("ours", "LangGraph", "ours, nothing kept", "LangGraph, in memory", "LangGraph, SQLite")
+
+
+def ways(folder: Path, n: int, *, keeping: Sequence[str]) -> dict[str, Any]:
     """Every way of running every shape."""
     found: dict[str, Any] = {}
     for shape, of in SHAPES.items():
         edges = of(n)
         binding = bind(parse_workflow(written(edges, n)), Toolbox([noop]))
-        found[f"{shape} {n:,}, ours"] = Ours(binding, folder / f"{shape}-{n}")
-        for rival in rivals:
-            file = folder / f"{shape}.sqlite" if rival == "LangGraph, SQLite" else None
-            found[f"{shape} {n:,}, {rival}"] = Theirs(langgraph_of(edges, n), n, file)
+        graph = langgraph_of(edges, n)
+        made = {
+            "ours": lambda b=binding, s=shape: Ours(b, folder / f"{s}-{n}"),
+            "ours, nothing kept": lambda b=binding: Ours(b, None),
+            "LangGraph": lambda g=graph: Theirs(g, n, None),
+            "LangGraph, in memory": lambda g=graph: Theirs(g, n, InMemorySaver),
+            "LangGraph, SQLite": lambda g=graph, s=shape: Theirs(g, n, lambda: in_file(folder / f"{s}.sqlite")),
+        }
+        found |= {f"{shape} {n:,}, {how}": made[how]() for how in keeping}
     return found
 
 
@@ -150,26 +173,32 @@ def reading(n: int) -> list[float]:
 def main() -> None:
     """Measure and report."""
     chosen = arguments(__doc__ or "")
-    rounds, rare = (3, 1) if chosen.quick else (9, 3)
+    rounds, rare = (5, 1) if chosen.quick else (15, 3)
     reading(NODES)  # imports
     read = {f"read {n:,} nodes": reading(n) for n in (NODES, MANY)}
     with tempfile.TemporaryDirectory() as place:
-        rivals = ("LangGraph",) if chosen.quick else ("LangGraph", "LangGraph, SQLite")
-        small = ways(Path(place), NODES, rivals=rivals)
-        large = ways(Path(place), MANY, rivals=())
-        few = {**dict.fromkeys(large, rare), **{name: rare for name in small if "SQLite" in name}}
+        small = ways(Path(place), NODES, keeping=KEEPING)
+        large = ways(Path(place), MANY, keeping=KEEPING[:1])
+        few = {**dict.fromkeys(large, 3), **{name: rare for name in small if name.endswith(("memory", "SQLite"))}}
+        gc.collect()
+        gc.freeze()
         seconds = interleaved(rounds, small | large, few=few)
-    ours = {shape: seconds[f"{shape} {NODES:,}, ours"] for shape in SHAPES}
+    taken = {how: {shape: seconds[f"{shape} {NODES:,}, {how}"] for shape in SHAPES} for how in KEEPING}
+    ours, bare = taken["ours"], taken["ours, nothing kept"]
     many = {shape: seconds[f"{shape} {MANY:,}, ours"] for shape in SHAPES}
-    over = {rival: max(ratio(ours[s], seconds[f"{s} {NODES:,}, {rival}"]) for s in SHAPES) for rival in rivals}
     figures = {
         "ms_per_node": max(1000 * median(values) / NODES for values in ours.values()),
-        "ours_over_langgraph": over["LangGraph"],
-        "ours_over_langgraph_sqlite": over.get("LangGraph, SQLite"),
+        "ours_over_langgraph": max(paired(ours[s], taken["LangGraph"][s]) for s in SHAPES),
+        "both_keeping_nothing": max(paired(bare[s], taken["LangGraph"][s]) for s in SHAPES),
+        "ours_over_langgraph_in_memory": max(ratio(ours[s], taken["LangGraph, in memory"][s]) for s in SHAPES),
+        "ours_over_langgraph_sqlite": max(ratio(ours[s], taken["LangGraph, SQLite"][s]) for s in SHAPES),
         "growth_10x": max(ratio(many[s], ours[s]) for s in SHAPES),
         "reading_growth_10x": ratio(read[f"read {MANY:,} nodes"], read[f"read {NODES:,} nodes"]),
     }
-    report("Nodes that do nothing; figures are of the worst shape", read | seconds, figures)
+    by_shape = {s: round(paired(ours[s], taken["LangGraph"][s]), 2) for s in SHAPES}
+    report(
+        "Nodes that do nothing; figures are of the worst shape", read | seconds, figures, ours_over_langgraph=by_shape
+    )
 
 
 if __name__ == "__main__":
