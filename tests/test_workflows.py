@@ -29,6 +29,13 @@ CACHES = [
 ]
 QUESTION = "Who wrote the book?"
 PARAGRAPHS = [(f"Title {n}", f"Sentence {n} is here. It says nothing else.") for n in range(4)]
+SQUAD = {
+    "id": "s",
+    "title": "Towers",
+    "context": " ".join(f"Tower {n} of the town is {n} metres tall and was built of stone." for n in range(12)),
+    "question": "How tall is tower 7?",
+    "answers": {"text": ["7 metres"], "answer_start": [0]},
+}
 MUSIQUE = {
     "id": "2hop__1_2",
     "question": QUESTION,
@@ -139,7 +146,9 @@ def test_a_debate_is_compared_with_every_control_but_the_sender_alone(engines):
             assert row.nll is not None
 
 
-@pytest.mark.parametrize(("task_name", "key", "record"), [("musique", "id", MUSIQUE), ("longdoc", "_id", LONGDOC)])
+@pytest.mark.parametrize(
+    ("task_name", "key", "record"), [("musique", "id", MUSIQUE), ("longdoc", "_id", LONGDOC), ("squad", "id", SQUAD)]
+)
 def test_hotpotqa_runs_with_the_tasks_of_the_same_inputs(task_name, key, record, engines, tmp_path: Path):
     data = tmp_path / f"{task_name}.jsonl"
     data.write_text("\n".join(json.dumps({**record, key: f"{record[key]}{n}"}) for n in range(2)))

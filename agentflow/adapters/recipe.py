@@ -17,12 +17,14 @@ class _Model(BaseModel):
 class DataRecipe(_Model):
     """What is trained on, and what is held out."""
 
-    task: Literal["private_facts", "hotpotqa", "jsonl"] = Field(
+    task: Literal["private_facts", "hotpotqa", "squad", "jsonl"] = Field(
         default="private_facts",
-        description="generated facts, HotpotQA, or lines of {context, question, answer}, and own_context where the "
-        "receiver reads something itself",
+        description="generated facts, HotpotQA, SQuAD, or lines of {context, question, answer}, and own_context where "
+        "the receiver reads something itself",
     )
-    file: Path | None = Field(default=None, description="the data of hotpotqa and jsonl; its first items are held out")
+    file: Path | None = Field(
+        default=None, description="the data of hotpotqa, squad and jsonl; its first items are held out"
+    )
     settings: dict[str, Any] = Field(default_factory=dict, description="of the task")
     train: int = Field(default=1000, ge=1, description="at most so many items to train on")
     held_out: int = Field(default=32, ge=1, description="so many items to validate on")

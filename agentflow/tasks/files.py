@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -36,10 +36,14 @@ class LeftOut:
 
 
 class FileTask(Task):
-    """A task with one item per record of a file."""
+    """A task with one item per record of a file, or per part of one."""
 
     needs_data: ClassVar[bool] = True
     settings: FileSettings
+
+    def parts(self, record: Record) -> Iterable[Record]:
+        """Return what makes an item each; a task whose file nests them takes its records apart here."""
+        return (record,)
 
     @abstractmethod
     def read(self, record: Record, seed: int) -> Item | LeftOut:
@@ -50,19 +54,23 @@ class FileTask(Task):
         check_limit(limit)
         if data is None:
             raise UserError(f"Task '{self.name}' needs a data file.", fix="Name one with --data.")
-        found = read_items(data, lambda record: self.read(record, seed))
+        found = read_items(data, lambda record: self.read(record, seed), self.parts)
         return (Draws(f"{seed}:shuffle").shuffled(found) if self.settings.shuffle else found)[:limit]
 
 
-def read_items(path: Path, read: Callable[[Record], Item | LeftOut]) -> list[Item]:
-    """Return the items of a file in its order and log how many records were left out, and why.
+def read_items(
+    path: Path,
+    read: Callable[[Record], Item | LeftOut],
+    parts: Callable[[Record], Iterable[Record]] = lambda record: (record,),
+) -> list[Item]:
+    """Return the items of a file in its order and log how many were left out, and why.
 
     Raises `DataError` for an unreadable file, for an id that comes twice and when no record can be used.
     """
     items: list[Item] = []
     places: dict[str, str] = {}
     left_out: Counter[LeftOut] = Counter()
-    for record in load_records(path):
+    for record in (part for whole in load_records(path) for part in parts(whole)):
         result = read(record)
         if isinstance(result, LeftOut):
             left_out[result] += 1

@@ -77,10 +77,14 @@ class MultiHopTask(FileTask):
             return LeftOut("its gold paragraphs are unknown, so a choice of paragraphs can't keep them")
         if self.settings.setting == "full":
             return _item(parsed, kept, [])
-        sides = split(kept, draws)
-        if sides is None or not self.splittable(kept):
+        sides = self.sides(kept, draws)
+        if sides is None:
             return LeftOut("its gold paragraphs can't be split between sender and receiver")
         return _item(parsed, *sides)
+
+    def sides(self, paragraphs: list[Paragraph], draws: Draws) -> tuple[list[Paragraph], list[Paragraph]] | None:
+        """Return the sender's and the receiver's for `setting: split`, None where that can't be."""
+        return split(paragraphs, draws) if self.splittable(paragraphs) else None
 
     def splittable(self, paragraphs: list[Paragraph]) -> bool:
         """Tell whether the gold paragraphs are as many as the task expects for `setting: split`."""

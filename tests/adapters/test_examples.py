@@ -71,6 +71,20 @@ def test_contexts_that_differ_come_from_lines_and_from_split_questions(tmp_path)
     assert {"T0", "T1"} == {name for name in ("T0", "T1") if (name in sample.context) != (name in sample.own_context)}
 
 
+def test_questions_of_squad_are_samples_with_their_paragraph_at_the_sender(tmp_path):
+    asked = [
+        {"id": f"q{n}", "question": f"Which {n}?", "answers": [{"text": f"A{n}"}, {"text": "B"}]} for n in range(3)
+    ]
+    article = {"title": "T", "paragraphs": [{"context": "Here it says A.", "qas": asked}, {"context": "x", "qas": []}]}
+    path = tmp_path / "squad.json"
+    path.write_text(json.dumps({"version": "1.1", "data": [article]}))
+    trained, held_out = load_samples(DataRecipe(task="squad", file=path, held_out=1), 0)
+    assert held_out == [Sample("T: Here it says A.", "Which 0?", "A0")]
+    assert [s.answer for s in trained] == ["A1", "A2"]
+    split = DataRecipe(task="squad", file=path, held_out=1, settings={"paragraphs": 2, "setting": "split"})
+    assert {(s.context, s.own_context) for s in load_samples(split, 0)[0]} == {("T: Here it says A.", "T: x")}
+
+
 def test_a_conversation_that_comes_again_is_not_computed_again(engines):
     readings = Readings(engines[0], budget=1)
     (first,) = readings.of([(1, 2, 3)])

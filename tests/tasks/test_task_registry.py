@@ -14,6 +14,7 @@ from agentflow.tasks.hotpotqa import HotpotQA
 from agentflow.tasks.longdoc import LongDoc
 from agentflow.tasks.musique import MuSiQue
 from agentflow.tasks.private_facts import PrivateFacts, PrivateFactsSettings
+from agentflow.tasks.squad import SQuAD
 
 BUILT_IN: list[type[Task]] = [AlfWorld, Debate, HotpotQA, LongDoc, MuSiQue, PrivateFacts]
 
@@ -80,7 +81,7 @@ def test_a_limit_below_one_is_refused(task: type[Task]) -> None:
         task().items(data=None, limit=0, seed=0)
 
 
-@pytest.mark.parametrize("task", [AlfWorld, HotpotQA, LongDoc, MuSiQue])
+@pytest.mark.parametrize("task", [AlfWorld, HotpotQA, LongDoc, MuSiQue, SQuAD])
 def test_a_file_task_without_data_says_so(task: type[Task]) -> None:
     with pytest.raises(UserError, match="needs a data file"):
         task().items(data=None, limit=None, seed=0)
