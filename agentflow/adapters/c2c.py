@@ -277,15 +277,22 @@ def _rows(caches: Sequence[KVCache], picked: Sequence[Tensor]) -> Layers:
 
     def joined(parts: Sequence[Sequence[Tensor]]) -> list[Tensor]:
         layers = zip(*parts, strict=True)
-        return [
-            torch.cat([t.index_select(1, at.to(t.device)) for t, at in zip(row, picked, strict=True)], dim=1).float()
-            for row in layers
-        ]
+        return [torch.cat([_taken(t, at) for t, at in zip(row, picked, strict=True)], dim=1).float() for row in layers]
 
     return Layers(joined([c.keys for c in caches]), joined([c.values for c in caches]))
 
 
+def _taken(tensor: Tensor, at: Tensor) -> Tensor:
+    """Positions `at` of `(heads, T, dim)`; a view where these are the first ones."""
+    if torch.equal(at, torch.arange(len(at))):
+        return tensor[:, : len(at)]
+    return tensor.index_select(1, at.to(tensor.device))
+
+
 def _plus(tensor: Tensor, at: Tensor, new: Tensor) -> Tensor:
+    """`tensor (heads, T, dim)` with `new` added at the positions `at`, each named once."""
+    if len(at) == tensor.shape[1]:
+        return tensor + new.to(tensor)
     return tensor.index_add(1, at.to(tensor.device), new.to(tensor))
 
 

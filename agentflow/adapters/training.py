@@ -95,7 +95,9 @@ class Training:
         self.adapter: Adapter = make_adapter(recipe.adapter, marks[0].geometry, marks[1].geometry, recipe.arguments)
         on_cpu = pair.receiver.loaded.device.type == "cpu"
         self.accelerator: Any = Accelerator(mixed_precision=recipe.mixed_precision, cpu=on_cpu)
-        optimizer = torch.optim.AdamW(self.adapter.parameters(), recipe.learning_rate, weight_decay=recipe.weight_decay)
+        optimizer = torch.optim.AdamW(
+            self.adapter.parameters(), recipe.learning_rate, weight_decay=recipe.weight_decay, fused=True
+        )
         self.prepared, self.optimizer = self.accelerator.prepare(self.adapter, optimizer)
         trained, self.held_out_samples = load_samples(recipe.data, recipe.seed)
         self.samples, ends = trained, (pair.sender, pair.receiver, self.adapter.place)

@@ -261,4 +261,4 @@ def test_a_specification_is_this_end_only_by_its_source_and_revision():
     end = End(model="m", source="a/b", geometry=((1, 1, 1),))
     assert end.same_source(ModelSpec(model="m", source="a/b"))
     assert not end.same_source(ModelSpec(model="m", source="a/b", revision="r"))
-    assert not End(model="m", geometry=((1, 1, 1),)).same_source(ModelSpec(model="m", source=""))
+    assert not End(model="m", geometry=((1, 1, 1),)).same_source(ModelSpec(model="m", source="a/b"))
