@@ -29,7 +29,7 @@ WRITTEN = [body for page in PAGES for body in re.findall(r"^```yaml\n(.*?)^```",
 
 # Mistakes that have the form of a right file: what a name or a template means is for `agentflow validate`.
 OF_MEANING = re.compile(
-    r"(bind/(cache_between_models|model_unknown|memory_|tool_)|sub_|loop_of_nothing|choose_(unknown|code)"
+    r"(bind/(cache_between_models|model_unknown|memory_|tool_)|sub_(?!with_)|loop_of_nothing|choose_(unknown|code)"
     r"|extends_|tool_argument_|cycle_|edges_to|order_|path_(?!empty)|template_"
     r"|missing_(input|model_of)|name_of_(agent_as_node|item_input|node_in_capitals)|type_default_"
     r"|type_temperature_(nan|too_large)).*"  # JSON has neither

@@ -75,8 +75,8 @@ CASES = {
     "unknown task": ("run facts.yaml --task privat_facts", "'privat_facts'", "Did you mean 'private_facts'?"),
     "no task to compare on": ("compare facts_.yaml", "no workflow"),
     "a task that gives other inputs": ("run question.yaml --task private_facts", "'question'", "facts, questions"),
-    "unknown model in models": ("models smollm2-135x", "Did you mean 'smollm2-135m'?"),
-    "no model to fetch": ("models --fetch", "--fetch", "NAME"),
+    "unknown model in models": ("models show smollm2-135x", "Did you mean 'smollm2-135m'?"),
+    "no model to fetch": ("models show --fetch", "NAME"),
     "limit 0": ("run facts.yaml --limit 0", "--limit", "at least 1", "'0'"),
     "limit in words": ("compare facts.yaml -n ten", "--limit", "whole number", "'ten'"),
     "batch 0": ("run facts.yaml --batch 0", "--batch", "at least 1"),
@@ -146,7 +146,7 @@ CASES = {
         "different weights",
     ),
     "a payload for an unknown model": ("payload inspect whole.safetensors --for nope", "Unknown model 'nope'"),
-    "a folder without a model": ("models folder --fetch", "folder", "no config.json"),
+    "a folder without a model": ("models show folder --fetch", "folder", "no config.json"),
 }
 
 
