@@ -31,6 +31,7 @@ from agentflow.adapters.wire import CodeBits, pack, unpack
 from agentflow.evaluation.machine import describe_machine
 from agentflow.evaluation.statistics import mean_interval, paired_difference
 from agentflow.kv.cache import KVCache
+from agentflow.kv.fanin import fitted
 from agentflow.models.engine import Engine
 from agentflow.models.requests import Request
 from agentflow.tasks.base import Item
@@ -104,17 +105,18 @@ class Table:
         self, arm: Arm, adapter: Adapter | None, batch: Sequence[Example], strangers: Sequence[Example]
     ) -> list[KVCache]:
         theirs, own = self.pair.read(batch)
+        ropes = self.pair.ropes
         if adapter is None:
             return own
         if arm.message == "mismatched":
             others, _ = self.pair.read(strangers)
-            theirs = [_as_long(other, len(cache)) for other, cache in zip(others, theirs, strict=True)]
-        ropes = self.pair.ropes
+            theirs = [fitted(other, len(cache), ropes[0]) for other, cache in zip(others, theirs, strict=True)]
         made = []
         for e, cache, mine in zip(batch, theirs, own, strict=True):
             codes = adapter.encode(cache, ropes[0])
             if arm.bits:
-                codes = _over_the_wire(codes, arm.bits)
+                widths = {name: t.shape[-1] for name, t in codes.items()}
+                codes = unpack(pack(codes, arm.bits), widths, arm.bits)
             if arm.message == "zero":
                 codes = {name: torch.zeros_like(t) for name, t in codes.items()}
             made.append(adapter.decode(codes, mine, ropes[1], e.partners))
@@ -135,19 +137,6 @@ class Table:
             nll = -told.gather(1, torch.tensor(e.answer)[:, None]).mean()
             found.append((float(nll), float((wanted.exp() * (wanted - told)).sum(-1).mean())))
         return found
-
-
-def _as_long(cache: KVCache, length: int) -> KVCache:
-    """A cache of so many positions: cut, or its last position again and again."""
-    picked = torch.arange(length).clamp_max(len(cache) - 1)
-    return KVCache.stacked([k[:, picked] for k in cache.keys], [v[:, picked] for v in cache.values])
-
-
-def _over_the_wire(codes: dict[str, Tensor], bits: CodeBits) -> dict[str, Tensor]:
-    packed = pack(codes, bits)
-    if bits == 16:
-        return {name: t.float() for name, t in packed.items()}
-    return unpack(packed, {name: t.shape[-1] for name, t in codes.items()}, bits)
 
 
 def _in_context(item: Item, context: Context) -> Sample:

@@ -10,6 +10,10 @@ from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+import pytest
+
+from agentflow.models import pacing
+
 Answer = Callable[["Handler", dict[str, Any]], None]
 USAGE = {"prompt_tokens": 20, "completion_tokens": 3, "prompt_tokens_details": {"cached_tokens": 8}}
 
@@ -200,3 +204,9 @@ def failing_in_stream(message: str, code: int) -> Answer:
         handler.end()
 
     return answer
+
+
+def make_quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No long waits between tries, and no proxy between a test and its own server."""
+    monkeypatch.setattr(pacing, "FIRST_WAIT", 0.01)
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")

@@ -47,6 +47,11 @@ class Layers:
         return cls(cache.keys, cache.values)
 
 
+def flat(x: Tensor) -> Tensor:
+    """`(..., heads, T, dim)` as `(..., T, heads * dim)`."""
+    return x.transpose(-3, -2).flatten(-2)
+
+
 class Adapter(nn.Module, ABC):
     """Turns what a sender computed into what a receiver can stand on.
 
@@ -68,6 +73,11 @@ class Adapter(nn.Module, ABC):
         self.sender, self.receiver = sender, receiver
         self.arguments = arguments
         self.temperature = 1.0
+
+    def require_sender(self, cache: KVCache) -> None:
+        """Refuse another model's cache; raises `AdapterError`."""
+        if cache.geometry != self.sender:
+            raise AdapterError(f"A cache of {cache.geometry} is not of this adapter's sender ({self.sender}).")
 
     @abstractmethod
     def encode(self, cache: KVCache, ropes: Ropes) -> dict[str, Tensor]:

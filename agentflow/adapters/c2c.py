@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
-from agentflow.adapters.base import Adapter, AdapterArguments, Layers, Ropes
+from agentflow.adapters.base import Adapter, AdapterArguments, Layers, Ropes, flat
 from agentflow.errors import AdapterError
 from agentflow.kv.cache import KVCache
 from agentflow.kv.geometry import Geometry
@@ -96,7 +96,7 @@ class Fuser(nn.Module):
         Args:
             temperature: of the gate, while training; in evaluation it is open or shut.
         """
-        joined = torch.cat([_flat(sender), _flat(receiver)], dim=-1)
+        joined = torch.cat([flat(sender), flat(receiver)], dim=-1)
         hidden = self.shared(self.join(joined))
         weight: Tensor = self.weight(self.weight_block(hidden)).sigmoid().transpose(-1, -2).unsqueeze(-1)
         for block in self.blocks:
@@ -113,8 +113,8 @@ class Fuser(nn.Module):
         weight's block ends in one product of `heads` columns, where its formula has two.
         """
         joined, of_sender = self.join.weight, sender.shape[0] * sender.shape[2]
-        hidden = torch.addmm(self.join.bias, _flat(sender), joined[:, :of_sender].t())
-        hidden.addmm_(_flat(receiver), joined[:, of_sender:].t())
+        hidden = torch.addmm(self.join.bias, flat(sender), joined[:, :of_sender].t())
+        hidden.addmm_(flat(receiver), joined[:, of_sender:].t())
         hidden = self.shared.onto(hidden, _unit(hidden))
         unit = _unit(hidden)
         weight = torch.addmm(self.weight.bias[:, None], self.weight.weight, hidden.t())
@@ -205,8 +205,7 @@ class C2C(Adapter):
     def encode(self, cache: KVCache, ropes: Ropes) -> dict[str, Tensor]:
         """Keys and values of the layers that a fuser looks at: `layers.N.key`, `layers.N.value`."""
         del ropes
-        if cache.geometry != self.sender:
-            raise AdapterError(f"A cache of {cache.geometry} is not of this adapter's sender ({self.sender}).")
+        self.require_sender(cache)
         parts: dict[str, Tensor] = {}
         for n in sorted(set(self.pairs)):
             parts |= {f"layers.{n}.key": cache.keys[n], f"layers.{n}.value": cache.values[n]}
@@ -299,8 +298,3 @@ def _plus(tensor: Tensor, at: Tensor, new: Tensor) -> Tensor:
 def _unit(x: Tensor) -> Tensor:
     """`x (T, width)` by the root mean square of each row."""
     return F.rms_norm(x, x.shape[-1:], eps=NORM_EPS)
-
-
-def _flat(x: Tensor) -> Tensor:
-    """`(..., heads, T, dim)` as `(..., T, heads * dim)`."""
-    return x.transpose(-3, -2).flatten(-2)

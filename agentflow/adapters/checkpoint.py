@@ -67,7 +67,7 @@ def load_state(path: Path, mark: str, adapter: torch.nn.Module, optimizer: torch
                 where=str(path.parent),
                 fix="Choose another --work, or remove the folder.",
             )
-        adapter.load_state_dict(_named(sealed.tensors, "weight."))
+        adapter.load_state_dict(named(sealed.tensors, "weight."))
         saved = optimizer.state_dict()
         done = torch.tensor(float(content["step"]))
         saved["state"] = (
@@ -83,7 +83,7 @@ def load_state(path: Path, mark: str, adapter: torch.nn.Module, optimizer: torch
         return State(
             content["step"],
             list(content["log"]),
-            {name: t.clone() for name, t in _named(sealed.tensors, "best.").items()},
+            {name: t.clone() for name, t in named(sealed.tensors, "best.").items()},
             tuple(score) if score else None,
             content["since"],
         )
@@ -93,5 +93,6 @@ def load_state(path: Path, mark: str, adapter: torch.nn.Module, optimizer: torch
         ) from None
 
 
-def _named(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+def named(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    """The tensors whose names begin like that, without this beginning."""
     return {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}

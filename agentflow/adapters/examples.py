@@ -103,7 +103,7 @@ def _example(sample: Sample, sender: Any, receiver: Any, place: Place) -> Exampl
     theirs = tuple(render(sender, turns, reply=False))
     rendered = render(receiver, turns, reply=False)
     whole = tuple(render(receiver, conversation(sample.own_system, sample.asked, turns), reply=True))
-    shared = shared_length(rendered, whole)
+    shared = shared_length(rendered, whole[:-1])
     taught = whole[:shared], whole[shared:]
     if place == "text":
         own, asked = taught

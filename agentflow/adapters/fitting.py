@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from agentflow.adapters.base import Adapter, Ropes
+from agentflow.adapters.checkpoint import named
 from agentflow.adapters.closed_form import Fitted, Moments
 from agentflow.adapters.examples import Example, Sample, make_examples
 from agentflow.adapters.lcf import states
@@ -68,9 +69,7 @@ class FitLog:
             content: Mapping[str, Any] = sealed.content
             if content["mark"] != self.mark:
                 return None
-            prefix = "weight."
-            weights = {n.removeprefix(prefix): t for n, t in sealed.tensors.items() if n.startswith(prefix)}
-            adapter.load_state_dict(weights)
+            adapter.load_state_dict(named(sealed.tensors, "weight."))
             stage, texts = int(content["stage"]), int(content["texts"])
             moments = fitted(adapter).moments(stage)
             for n, (one, count) in enumerate(zip(moments, content["counts"], strict=True)):

@@ -36,6 +36,12 @@ class LayerGates(nn.Module):
             self._open = self.gate.detach().gt(0).tolist()
         return self._open
 
+    def passed(self, drawn: Tensor | None, layer: int, part: int, new: Tensor) -> Tensor | None:
+        """What a gate lets through of `new`: its share by what was drawn, or by None, in evaluation, all or nothing."""
+        if drawn is not None:
+            return drawn[layer, part] * new
+        return new if self.open[layer][part] else None
+
     def drawn(self, temperature: float) -> Tensor:
         """`(layers, parts)` a draw for every gate: a difference of two Gumbels is logistic."""
         uniform = torch.rand_like(self.gate).clamp(1e-6, 1 - 1e-6)

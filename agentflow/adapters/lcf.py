@@ -12,7 +12,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from agentflow.adapters.base import AdapterArguments, Ropes
+from agentflow.adapters.base import AdapterArguments, Ropes, flat
 from agentflow.errors import AdapterError
 from agentflow.kv.cache import KVCache
 from agentflow.kv.geometry import Geometry
@@ -51,20 +51,9 @@ def parted(rows: Tensor, shape: tuple[int, int, int]) -> tuple[Tensor, Tensor]:
     return unflat(keys, heads), unflat(values, heads)
 
 
-def flat(x: Tensor) -> Tensor:
-    """`(heads, T, dim)` as `(T, heads * dim)`."""
-    return x.transpose(0, 1).flatten(-2)
-
-
 def unflat(x: Tensor, heads: int) -> Tensor:
     """`(T, heads * dim)` as `(heads, T, dim)`."""
     return x.reshape(len(x), heads, -1).transpose(0, 1)
-
-
-def require_sender(cache: KVCache, sender: Geometry) -> None:
-    """Refuse another model's cache; raises `AdapterError`."""
-    if cache.geometry != sender:
-        raise AdapterError(f"A cache of {cache.geometry} is not of this adapter's sender ({sender}).")
 
 
 def part(codes: Mapping[str, Tensor], name: str, shape: Sequence[int | None]) -> Tensor:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from agentflow.adapters.base import Adapter, Ropes
 from agentflow.adapters.c2c import FeedForward
 from agentflow.adapters.gates import LayerGates
-from agentflow.adapters.lcf import LayeredArguments, part, require_sender, state_widths, states, unflat
+from agentflow.adapters.lcf import LayeredArguments, part, state_widths, states, unflat
 from agentflow.errors import AdapterError
 from agentflow.kv.cache import KVCache
 from agentflow.kv.geometry import Geometry
@@ -106,7 +106,7 @@ class LCFAligned(Adapter):
     def encode(self, cache: KVCache, ropes: Ropes) -> dict[str, Tensor]:
         """`layers.N`, `(T, width)` for each of the receiver's layers that is changed."""
         del ropes
-        require_sender(cache, self.sender)
+        self.require_sender(cache)
         rows = states(cache)
         return {
             f"layers.{n}": one.theirs(rows[m].to(self.gates.gate))
@@ -131,11 +131,7 @@ class LCFAligned(Adapter):
             own = rows[n].index_select(0, where).to(self.gates.gate)
             added = one(code[chosen.to(code.device)].to(own) + one.own(own))
             for which, tensors in enumerate((keys, values)):
-                if drawn is not None:
-                    new = added[which] * drawn[at, which]
-                elif self.gates.open[at][which]:
-                    new = added[which]
-                else:
-                    continue
-                tensors[n] = tensors[n].index_add(1, where, new.to(tensors[n]))
+                new = self.gates.passed(drawn, at, which, added[which])
+                if new is not None:
+                    tensors[n] = tensors[n].index_add(1, where, new.to(tensors[n]))
         return replace(cache, keys=tuple(keys), values=tuple(values), _arena=None)

@@ -23,10 +23,9 @@ from agentflow.adapters.closed_form import Fitted, Moments
 from agentflow.adapters.compressor import Compressor
 from agentflow.adapters.denoiser import Denoiser
 from agentflow.adapters.gates import OPEN, LayerGates
-from agentflow.adapters.lcf import LayeredArguments, part, require_sender, states, unflat
+from agentflow.adapters.lcf import LayeredArguments, part, states, unflat
 from agentflow.kv.cache import KVCache
 from agentflow.kv.geometry import Geometry
-from agentflow.kv.rope import strip
 from agentflow.models.alignment import align_layers
 
 
@@ -101,7 +100,7 @@ class LCFDelta(Adapter, Fitted):
 
     def encode(self, cache: KVCache, ropes: Ropes) -> dict[str, Tensor]:
         """`codes`, `(T, numbers)`: every position in few numbers."""
-        require_sender(cache, self.sender)
+        self.require_sender(cache)
         return {"codes": self.theirs(states(cache, ropes))}
 
     def decode(self, codes: Mapping[str, Tensor], cache: KVCache, ropes: Ropes, partners: Tensor) -> KVCache:
@@ -111,15 +110,15 @@ class LCFDelta(Adapter, Fitted):
         if not len(next(iter(sent.values()))):
             return cache
         drawn = self.gates.drawn(self.temperature)[:, 0] if self.training else None
-        summaries = self.summaries(cache, ropes)
-        stripped = strip(cache, ropes)
+        own = states(cache, ropes)
+        summaries = self.summaries(own)
         values = list(cache.values)
         for n, source in enumerate(self.pairs):
             if drawn is None and not self.gates.open[n][0]:
                 continue
             delta = self.delta(n, sent[source], summaries[n])
-            keys = stripped[n].transpose(0, 1).flatten(-2).to(delta)
-            change = self._change(n, delta, keys)
+            heads, key_dim, _ = self.receiver.layers[n]
+            change = self._change(n, delta, own[n][:, : heads * key_dim].to(delta))
             weight = self.blend[n].sigmoid() * (drawn[n] if drawn is not None else 1.0)
             values[n] = values[n] + unflat(weight * change, values[n].shape[0]).to(values[n])
         return replace(cache, values=tuple(values), _arena=None)
@@ -135,16 +134,16 @@ class LCFDelta(Adapter, Fitted):
     def _added(self, codes: Mapping[str, Tensor], cache: KVCache, ropes: Ropes) -> Tensor:
         """`(layers * d_z,)`: the mean of Δz over the message's positions, layer by layer."""
         sent = self.theirs.spread(codes["codes"])
-        rows = zip(self.pairs, self.summaries(cache, ropes), strict=True)
+        rows = zip(self.pairs, self.summaries(states(cache, ropes)), strict=True)
         return torch.cat([self.delta(n, sent[m], known).mean(0) for n, (m, known) in enumerate(rows)])
 
     def _known(self, cache: KVCache, ropes: Ropes) -> Tensor:
         """`(layers * d_z,)`: the receiver's state by the encoder that both sides share, layer by layer."""
-        return torch.cat([self.encoder(z + self.layer[n]) for n, z in enumerate(self.summaries(cache, ropes))])
+        return torch.cat([self.encoder(z + self.layer[n]) for n, z in enumerate(self.summaries(states(cache, ropes)))])
 
-    def summaries(self, cache: KVCache, ropes: Ropes) -> list[Tensor]:
-        """z_t: the receiver's own state, `(d_z,)` a layer: its codes added up."""
-        return [rows.sum(0) for rows in self.own.parts(states(cache, ropes)).values()]
+    def summaries(self, own: Sequence[Tensor]) -> list[Tensor]:
+        """z_t: the receiver's own states in each layer, `(d_z,)`: their codes added up."""
+        return [rows.sum(0) for rows in self.own.parts(own).values()]
 
     def delta(self, n: int, sent: Tensor, summary: Tensor) -> Tensor:
         """Δz `(T, d_z)` of a layer: the message less γ times what the receiver has, by one encoder for both."""

@@ -19,7 +19,7 @@ from agentflow.adapters.base import Ropes
 from agentflow.adapters.closed_form import Fitted, Moments, reduced
 from agentflow.adapters.front import FrontAdapter
 from agentflow.adapters.gates import OPEN
-from agentflow.adapters.lcf import LayeredArguments, part, require_sender, state_widths, states
+from agentflow.adapters.lcf import LayeredArguments, part, state_widths, states
 from agentflow.kv.cache import KVCache
 from agentflow.kv.geometry import Geometry
 from agentflow.models.alignment import align_layers
@@ -128,7 +128,7 @@ class MappedFront(FrontAdapter, Fitted):
 
         That one draws attention whatever it says, and looks like no other; the receiver has its own.
         """
-        require_sender(cache, self.sender)
+        self.require_sender(cache)
         first = int(len(cache) > 0 and int(cache.positions[0]) == 0)
         rows = states(cache, ropes)
         return {n: rows[n][first:] for n in self.maps.used}

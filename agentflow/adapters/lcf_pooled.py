@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from agentflow.adapters.base import Adapter, Ropes
 from agentflow.adapters.gates import LayerGates
-from agentflow.adapters.lcf import part, require_sender, state_widths, states
+from agentflow.adapters.lcf import part, state_widths, states
 from agentflow.adapters.lcf_aligned import Bottleneck, BottleneckArguments
 from agentflow.errors import AdapterError
 from agentflow.kv.cache import KVCache
@@ -98,7 +98,7 @@ class LCFPooled(Adapter):
 
     def encode(self, cache: KVCache, ropes: Ropes) -> dict[str, Tensor]:
         """`summaries`, `(layers, width)`."""
-        require_sender(cache, self.sender)
+        self.require_sender(cache)
         rows = states(cache, ropes)
         pairs = zip(self.pairs, self.summarisers, strict=True)
         return {"summaries": torch.stack([one.summary(rows[m].to(self.gates.gate)) for (_, m), one in pairs])}
@@ -116,9 +116,8 @@ class LCFPooled(Adapter):
             key, value = one(summaries[at], rows[n].to(summaries))
             spread = key.expand(-1, len(cache), -1)
             (key,) = turn([spread], [cache.rotary_positions.to(spread.device)], [ropes[n]])
-            for which, (tensors, new) in enumerate(((keys, key), (values, value))):
-                if drawn is not None:
-                    tensors[n] = tensors[n] + (drawn[at, which] * new).to(tensors[n])
-                elif self.gates.open[at][which]:
+            for which, (tensors, added) in enumerate(((keys, key), (values, value))):
+                new = self.gates.passed(drawn, at, which, added)
+                if new is not None:
                     tensors[n] = tensors[n] + new.to(tensors[n])
         return replace(cache, keys=tuple(keys), values=tuple(values), _arena=None)

@@ -72,13 +72,20 @@ class Pair:
             theirs, own = (pool.submit(readings.of, rows) for readings, rows in asked)
             return theirs.result(), own.result()
 
-    def answer(self, adapter: Any, batch: Sequence[Example], message: Message = "right") -> Answered:
-        """The right answers behind a message; "mismatched" is the state of the example before, of the right length."""
+    def answer(
+        self, adapter: Any, batch: Sequence[Example], message: Message = "right", strangers: Sequence[Example] = ()
+    ) -> Answered:
+        """The right answers behind a message.
+
+        Args:
+            strangers: "mismatched" is their senders' state, one for each of the batch, of the right length.
+        """
         theirs, own = self.read(batch)
         if message == "mismatched":  # the right text at the receiver, where it reads it
-            theirs = [fitted(theirs[n - 1], len(theirs[n]), self.ropes[0]) for n in range(len(theirs))]
+            others = zip(self.read(strangers)[0], theirs, strict=True)
+            theirs = [fitted(other, len(cache), self.ropes[0]) for other, cache in others]
         if message == "zero":
-            theirs = [_blank(cache) for cache in theirs]
+            theirs = [cache.blanked() for cache in theirs]
         if message != "none":
             own = adapter(theirs, own, self.ropes, [e.partners for e in batch])
         return _answered(self.receiver, own, [e.asked for e in batch], batch)
@@ -100,12 +107,10 @@ class Pair:
         Raises:
             DataError: "mismatched", and all examples are of one conversation.
         """
-        given = _strangers(examples) if message == "mismatched" else [[e] for e in examples]
+        others = _strangers(examples) if message == "mismatched" else examples
+        batches = zip(_batches(examples, size), _batches(others, size), strict=True)
         with torch.no_grad():
-            if message == "mismatched":
-                answered = [_last(self.answer(adapter, pair, message), pair) for pair in given]
-            else:
-                answered = [self.answer(adapter, b, message) for b in _batches(examples, size)]
+            answered = [self.answer(adapter, batch, message, strangers) for batch, strangers in batches]
         return _measured(answered, examples)
 
     def sender_alone(self, asked: Sequence[Example], *, size: int) -> Measured:
@@ -130,21 +135,16 @@ def _answered(
     return Answered(losses, of_answers.argmax(dim=-1) == gold, of_answers)
 
 
-def _strangers(examples: Sequence[Example]) -> list[list[Example]]:
-    """Each example behind the next one, in the order of a circle, that is of another conversation."""
+def _strangers(examples: Sequence[Example]) -> list[Example]:
+    """For each example the next one, in the order of a circle, that is of another conversation."""
     found = []
     for n, example in enumerate(examples):
         circle = (*examples[n + 1 :], *examples[:n])
         stranger = next((other for other in circle if other.sender != example.sender), None)
         if stranger is None:
             raise DataError("All held-out examples are of one conversation, so none can get another's message.")
-        found.append([stranger, example])
+        found.append(stranger)
     return found
-
-
-def _last(answered: Answered, batch: Sequence[Example]) -> Answered:
-    n = len(batch[-1].answer)
-    return Answered(answered.losses[-n:], answered.likeliest[-n:], answered.logits[-n:])
 
 
 def _measured(answered: Sequence[Answered], examples: Sequence[Example]) -> Measured:
@@ -156,8 +156,3 @@ def _measured(answered: Sequence[Answered], examples: Sequence[Example]) -> Meas
 
 def _batches(examples: Sequence[Example], size: int) -> list[Sequence[Example]]:
     return [examples[n : n + size] for n in range(0, len(examples), size)]
-
-
-def _blank(cache: KVCache) -> KVCache:
-    keys, values = ([torch.zeros_like(t) for t in part] for part in (cache.keys, cache.values))
-    return KVCache.stacked(keys, values)

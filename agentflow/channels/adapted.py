@@ -85,9 +85,8 @@ class AdapterChannel(Channel):
         warnings = bundle.card.sender.require(
             "sender", sender.fingerprint, same_source=bundle.card.sender.same_source(sender.spec)
         )
-        cache, head = message.cache, message.head
-        if head:  # what other conversations left before this one is not of this message
-            cache = cache.select(cache.positions >= head)
+        head = message.head
+        cache = message.cache.since(head)  # what other conversations left before this one is not of this message
         losses = [*message.losses]
         if head:
             losses.append(f"{head} positions of other conversations left out")

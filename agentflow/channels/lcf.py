@@ -61,9 +61,7 @@ class LCFChannel(AdapterChannel):
         bits = settings.get("bits")
         if bits is None:
             return dict(tensors)
-        if bits == 16:
-            return {name: t.float() for name, t in tensors.items()}
-        if bits not in (4, 8):
+        if bits not in (4, 8, 16):
             raise ValueError(f"its numbers have {bits} bits")
         widths = {str(name): int(width) for name, width in settings["widths"].items()}
         return unpack(tensors, widths, bits)

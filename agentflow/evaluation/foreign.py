@@ -59,12 +59,8 @@ def in_place_of(message: Message, other: Message) -> Message:
     places = message.cache.positions
     places = places[places >= message.head]
     ropes = other.engine.loaded.ropes
-    theirs = _without_head(other.cache, other.head)
+    theirs = other.cache.since(other.head)
     theirs = shift(theirs, message.head - other.head, ropes)
     theirs = fitted(theirs, len(places), ropes)
     cache = KVCache(theirs.keys, theirs.values, places, message.cache.next_position)
     return replace(message, cache=cache)
-
-
-def _without_head(cache: KVCache, head: int) -> KVCache:
-    return cache.select(cache.positions >= head) if head else cache

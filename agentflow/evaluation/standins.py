@@ -42,13 +42,7 @@ class Zeroed(StandIn):
             return replace(payload, body=replace(body, tensors=blank))
         if not isinstance(body, CacheBody):
             return payload
-        cache = replace(
-            body.cache,
-            keys=tuple(torch.zeros_like(k) for k in body.cache.keys),
-            values=tuple(torch.zeros_like(v) for v in body.cache.values),
-            _arena=None,
-        )
-        return replace(payload, body=replace(body, cache=cache))
+        return replace(payload, body=replace(body, cache=body.cache.blanked()))
 
 
 class Mismatched(StandIn):

@@ -152,6 +152,15 @@ class KVCache:
             rotary=None if self.rotary is None else self.rotary[:n],
         )
 
+    def since(self, position: int) -> KVCache:
+        """The part that stands at `position` and behind it; itself from 0 on."""
+        return self if position == 0 else self.select(self.positions >= position)
+
+    def blanked(self) -> KVCache:
+        """The same positions, every key and value zero."""
+        keys, values = (tuple(torch.zeros_like(t) for t in part) for part in (self.keys, self.values))
+        return replace(self, keys=keys, values=values, _arena=None)
+
     def extend(self, keys: Sequence[Tensor], values: Sequence[Tensor]) -> KVCache:
         """Append freshly computed entries at the next positions: per layer `(kv_heads, n, dim)`.
 

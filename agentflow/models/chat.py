@@ -63,14 +63,14 @@ def anchor(tokenizer: Any) -> tuple[int, ...]:
 def reply_frame(tokenizer: Any, turns: Sequence[Turn]) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """A conversation's tokens up to where the assistant's turn opens, and that opening: at least one token."""
     whole = render(tokenizer, turns, reply=True)
-    shared = shared_length(render(tokenizer, turns, reply=False), whole)
+    shared = shared_length(render(tokenizer, turns, reply=False), whole[:-1])
     return tuple(whole[:shared]), tuple(whole[shared:])
 
 
-def shared_length(own: Sequence[int], whole: Sequence[int]) -> int:
-    """How many tokens both begin with, at least one of `whole` left over."""
-    pairs = zip(own, whole[:-1], strict=False)
-    return next((n for n, (a, b) in enumerate(pairs) if a != b), min(len(own), len(whole) - 1))
+def shared_length(one: Sequence[int], other: Sequence[int]) -> int:
+    """How many tokens both begin with."""
+    pairs = zip(one, other, strict=False)
+    return next((n for n, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))
 
 
 def frames(tokenizer: Any, turns: Sequence[Turn]) -> list[str]:
@@ -111,9 +111,8 @@ def prompt_span(tokenizer: Any, system: str, prompt: str, history: Sequence[Turn
     """
     whole = render(tokenizer, conversation(system, prompt, history), reply=True)
     bare = render(tokenizer, conversation(system, "", history), reply=True)
-    shortest = min(len(whole), len(bare))
-    start = next((n for n in range(shortest) if whole[n] != bare[n]), shortest)
-    tail = next((n for n in range(shortest - start) if whole[-1 - n] != bare[-1 - n]), shortest - start)
+    start = shared_length(whole, bare)
+    tail = shared_length(whole[start:][::-1], bare[start:][::-1])
     stop = len(whole) - tail
     return whole, slice(start, stop) if start < stop else slice(0, len(whole))
 

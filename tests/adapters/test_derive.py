@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
-import signal
 import time
 
 import pytest
@@ -22,6 +20,7 @@ from agentflow.models.requests import Request
 from agentflow.models.spec import resolve_model
 from agentflow.workflow.configs import load_config
 from agentflow.workflow.library import find
+from tests.adapters.killing import killed_after
 from tests.tiny import FAMILIES, make_engine, tiny_engine, tiny_model, words
 
 BASE = {
@@ -163,13 +162,7 @@ def test_a_derivation_that_is_killed_ends_with_the_weights_of_one_that_ran_throu
     for name in ("whole", "killed"):
         (tmp_path / name).mkdir()
     work(tmp_path / "whole", 0)
-    process = multiprocessing.get_context("spawn").Process(target=work, args=(tmp_path / "killed", 0.3))
-    process.start()
-    until = time.monotonic() + 240
-    while not (tmp_path / "killed" / "work" / CHECKPOINT).exists() and time.monotonic() < until:
-        time.sleep(0.05)
-    os.kill(process.pid, signal.SIGKILL)
-    process.join()
+    killed_after(tmp_path / "killed" / "work" / CHECKPOINT, work, tmp_path / "killed", 0.3)
     assert not (tmp_path / "killed" / "model").exists()
     work(tmp_path / "killed", 0)
     assert weights(tmp_path / "killed" / "model") == weights(tmp_path / "whole" / "model")

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
-import os
-import signal
 import time
 
 import pytest
@@ -24,6 +21,7 @@ from agentflow.models.chat import conversation, render
 from agentflow.workflow.configs import load_config
 from agentflow.workflow.library import find, shipped
 from agentflow.workflow.loader import load_workflow
+from tests.adapters.killing import killed_after
 from tests.adapters.samples import bundle_of, randomised
 from tests.tiny import make_engine, tiny_engine, tiny_model
 
@@ -92,13 +90,7 @@ def test_a_training_that_is_killed_ends_with_the_weights_of_one_that_ran_through
     for name in ("whole", "killed"):
         (tmp_path / name).mkdir()
     work(tmp_path / "whole", 0)
-    process = multiprocessing.get_context("spawn").Process(target=work, args=(tmp_path / "killed", 0.3))
-    process.start()
-    until = time.monotonic() + 240
-    while not (tmp_path / "killed" / "work" / CHECKPOINT).exists() and time.monotonic() < until:
-        time.sleep(0.05)
-    os.kill(process.pid, signal.SIGKILL)
-    process.join()
+    killed_after(tmp_path / "killed" / "work" / CHECKPOINT, work, tmp_path / "killed", 0.3)
     assert not (tmp_path / "killed" / "bundle").exists()
     work(tmp_path / "killed", 0)
     whole, resumed = (open_bundle(tmp_path / name / "bundle") for name in ("whole", "killed"))

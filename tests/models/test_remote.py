@@ -26,9 +26,7 @@ REQUEST = Request((), max_new_tokens=16)
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
-    """No long waits between tries, and no proxy between the test and its own server."""
-    monkeypatch.setattr(pacing, "FIRST_WAIT", 0.01)
-    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    served.make_quick(monkeypatch)
 
 
 @pytest.fixture

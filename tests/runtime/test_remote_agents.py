@@ -10,7 +10,6 @@ import pytest
 
 from agentflow.errors import WorkflowError
 from agentflow.evaluation.compare import compare
-from agentflow.models import pacing
 from agentflow.models.pool import EnginePool
 from agentflow.runtime.binding import bind
 from agentflow.runtime.orchestrator import Orchestrator
@@ -41,8 +40,7 @@ ITEMS = [("one", {"question": "what is the code of room seven ?"})]
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
-    monkeypatch.setattr(pacing, "FIRST_WAIT", 0.01)
-    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    served.make_quick(monkeypatch)
 
 
 @pytest.fixture
