@@ -11,8 +11,8 @@ from typing import Any
 import torch
 
 from agentflow.channels.base import Message
-from agentflow.models.attention import Plan
 from agentflow.models.engine import Engine
+from agentflow.models.plan import Plan
 from benchmarks.common import arguments, engine, interleaved, ratio, report
 from benchmarks.peers import AvpContext, BareModel, avp_connector
 from benchmarks.scene import own_prompt, request_over, trajectory

@@ -3,87 +3,29 @@
 One function is registered with transformers for every model that is served. It sees queries after RoPE and the
 batch's own new keys and values; the prefixes come from a `Plan` beside the call. For each prefix the queries of all
 its rows, tokens and grouped heads are stacked into one product, the rows' own tokens are attended apart, and the
-parts are merged by their log-sum-exps, which is exact (the idea of Hydragen, arXiv 2402.05099). So there is no N-fold
+parts are merged by their log-sum-exps, which is exact (the idea of Hydragen, arXiv 2402.05099). Parts of different rows
+are laid side by side first, so that a batch with a prefix a row is merged once, not once a row. So there is no N-fold
 copy of a prefix, no padding of it, and nothing mutates it.
 
-Masks are built here from positions, not from indices, because a compacted prefix has holes; the mask function
-registered beside it therefore returns none.
+Masks are built by the plan, from positions; the mask function registered beside it therefore returns none.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from agentflow.kv.cache import KVCache
+from agentflow.models.plan import NEGATIVE, Plan, Segment, Wave, current
 
 NAME = "agentflow"
-_NEGATIVE = float("-inf")
 _flash_cpu = getattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu", None)
 PLAIN_CHUNK = 1 << 26
 """Scores (numbers) that the plain path holds at once: 256 MB in float32."""
-
-
-@dataclass(frozen=True, eq=False)
-class Segment:
-    """A prefix and the rows of the batch that stand on it.
-
-    Attributes:
-        cache: the shared keys and values.
-        rows: `(R,)` row numbers, or None for every row.
-        causal: whether some entries may stand behind a query (when positions inside a text are computed anew).
-    """
-
-    cache: KVCache
-    rows: Tensor | None = None
-    causal: bool = False
-
-
-@dataclass(eq=False)
-class Plan:
-    """What one forward pass attends to.
-
-    Attributes:
-        segments: prefixes; a row may stand on several.
-        positions: `(B, m)` position of each of the batch's own entries, those of this pass last.
-        valid: `(B, m)` whether the entry is a token (not padding); None when all are.
-        capture: where to put the queries `(B, heads, n, head_dim)` by layer, or None.
-        stop_at: end the forward pass in this layer's attention by raising `Stopped` with its keys and values.
-    """
-
-    segments: Sequence[Segment]
-    positions: Tensor
-    valid: Tensor | None = None
-    capture: dict[int, Tensor] | None = None
-    stop_at: int | None = None
-    _masks: dict[tuple[int, int | None, torch.dtype], Tensor | None] = field(default_factory=dict)
-
-    def own_mask(self, n: int, window: int | None, dtype: torch.dtype) -> Tensor | None:
-        """Additive mask `(B, 1, n, m)` of the last `n` entries over all `m`, or None where nothing is hidden."""
-        key = (n, window, dtype)
-        if key not in self._masks:
-            self._masks[key] = self._build_own_mask(n, window, dtype)
-        return self._masks[key]
-
-    def _build_own_mask(self, n: int, window: int | None, dtype: torch.dtype) -> Tensor | None:
-        queries, keys = self.positions[:, -n:, None], self.positions[:, None, :]
-        seen = keys <= queries
-        if self.valid is not None:
-            seen = seen & self.valid[:, None, :]
-        if window is not None:
-            seen = seen & (queries - keys < window)
-        if bool(seen.all()):
-            return None
-        # A padding token sees itself, so that its softmax is defined; nobody sees it.
-        seen = seen | torch.eye(keys.shape[-1], dtype=torch.bool, device=seen.device)[-n:]
-        return torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill_(~seen, _NEGATIVE).unsqueeze(1)
 
 
 class Stopped(Exception):  # noqa: N818 - a way out of a forward pass, not an error
@@ -92,19 +34,6 @@ class Stopped(Exception):  # noqa: N818 - a way out of a forward pass, not an er
     def __init__(self, key: Tensor, value: Tensor) -> None:
         super().__init__("stopped as planned")
         self.key, self.value = key, value
-
-
-_plan: ContextVar[Plan | None] = ContextVar("agentflow_attention_plan", default=None)
-
-
-@contextmanager
-def planned(plan: Plan) -> Iterator[None]:
-    """Let the forward passes inside attend to what `plan` says."""
-    token = _plan.set(plan)
-    try:
-        yield
-    finally:
-        _plan.reset(token)
 
 
 def install(model: Any) -> None:
@@ -152,7 +81,7 @@ def attention(
     Returns:
         `(B, n, heads, value_dim)`, and None in place of attention weights.
     """
-    plan = _plan.get()
+    plan = current.get()
     layer = int(module.layer_idx)
     if plan is None:
         positions = torch.arange(key.shape[2], device=key.device).expand(key.shape[0], -1)
@@ -171,9 +100,9 @@ def attention(
         )
         return out.transpose(1, 2), None
     parts = [_Part(*_own(query, key, value, mask, causal, scale, softcap))]
-    for segment in plan.segments:
-        if len(segment.cache):
-            parts.append(_shared(plan, segment, layer, query, scale, softcap, sliding_window))
+    for wave in plan.waves:
+        found = [_shared(plan, s, rows, layer, query, scale, softcap, sliding_window) for s, rows in wave.segments]
+        parts.append(_side_by_side(found, wave))
     out = _merge(parts, s_aux)
     return out.to(query.dtype).transpose(1, 2), None
 
@@ -206,10 +135,16 @@ def _own(
 
 
 def _shared(
-    plan: Plan, segment: Segment, layer: int, query: Tensor, scale: float, softcap: float | None, window: int | None
-) -> _Part:
-    """One prefix: all queries of its rows in one product."""
-    rows = segment.rows
+    plan: Plan,
+    segment: Segment,
+    rows: Tensor | None,
+    layer: int,
+    query: Tensor,
+    scale: float,
+    softcap: float | None,
+    window: int | None,
+) -> tuple[Tensor, Tensor]:
+    """One prefix: all queries of its rows in one product; output and log-sum-exp."""
     picked = query if rows is None else query.index_select(0, rows)
     r, heads, n, d = picked.shape
     k, v = segment.cache.keys[layer].to(query.dtype), segment.cache.values[layer].to(query.dtype)
@@ -223,7 +158,7 @@ def _shared(
         # (r, n, T) -> the stacked order (group, r, n)
         far = hidden.expand(group, r, n, -1).reshape(1, 1, group * r * n, -1)
         base = mask if mask is not None else torch.zeros((), dtype=query.dtype, device=query.device)
-        mask = torch.where(far, _NEGATIVE, base)
+        mask = torch.where(far, NEGATIVE, base)
     if mask is not None:
         mask = mask.expand(1, kv_heads, group * r * n, k.shape[1])
     # (r, kv_heads, group, n, d) -> (kv_heads, group, r, n, d): rows, tokens and grouped heads share their keys.
@@ -231,10 +166,18 @@ def _shared(
     out, lse = _partial(stacked, k[None], v[None], mask, False, scale, softcap)
     if hidden is not None:  # a query that sees nothing of this prefix: kernels differ in what they return for it
         blind = hidden.all(dim=-1).expand(group, r, n).reshape(1, 1, group * r * n)
-        lse, out = lse.masked_fill(blind, _NEGATIVE), out.masked_fill(blind.unsqueeze(-1), 0.0)
+        lse, out = lse.masked_fill(blind, NEGATIVE), out.masked_fill(blind.unsqueeze(-1), 0.0)
     out = out.reshape(kv_heads, group, r, n, -1).permute(2, 0, 1, 3, 4).reshape(r, heads, n, -1)
     lse = lse.reshape(kv_heads, group, r, n).permute(2, 0, 1, 3).reshape(r, heads, n)
-    return _Part(out, lse, rows)
+    return out, lse
+
+
+def _side_by_side(found: Sequence[tuple[Tensor, Tensor]], wave: Wave) -> _Part:
+    """What a wave's rows attended, as one part."""
+    out, lse = found[0] if len(found) == 1 else (torch.cat(tensors) for tensors in zip(*found, strict=True))
+    if wave.order is not None:
+        out, lse = out.index_select(0, wave.order), lse.index_select(0, wave.order)
+    return _Part(out, lse, wave.rows)
 
 
 def _hidden(plan: Plan, segment: Segment, n: int, window: int | None, rows: Tensor | None) -> Tensor | None:
@@ -290,7 +233,7 @@ def _plain(
         scores = scores + mask
     if causal_from is not None:
         row = torch.arange(causal_from, causal_from + query.shape[2], device=query.device)[:, None]
-        scores = scores.masked_fill(torch.arange(key.shape[2], device=query.device) > row, _NEGATIVE)
+        scores = scores.masked_fill(torch.arange(key.shape[2], device=query.device) > row, NEGATIVE)
     lse = scores.logsumexp(dim=-1)
     weights = (scores - torch.where(torch.isneginf(lse), 0.0, lse).unsqueeze(-1)).exp()
     return torch.matmul(weights.to(value.dtype), value), lse

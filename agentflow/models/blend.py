@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from agentflow.kv.cache import KVCache
-from agentflow.models.attention import Plan, Segment, Stopped
+from agentflow.models.attention import Stopped
 from agentflow.models.engine import Engine
+from agentflow.models.plan import Plan, Segment
 
 TELLING_LAYER = 1
 """Whose keys and values are compared: the first that depend on other positions."""

@@ -21,12 +21,12 @@ from torch import Tensor
 from agentflow.errors import ModelError
 from agentflow.kv.cache import KVCache
 from agentflow.kv.payload import Fingerprint
-from agentflow.models.attention import Plan, Segment, planned
 from agentflow.models.batching import SHARE_OF_FREE, free_bytes, halving, split
 from agentflow.models.choosing import choose
 from agentflow.models.decoding import Row
 from agentflow.models.families import has_windows, max_positions
 from agentflow.models.loading import LoadedModel
+from agentflow.models.plan import Plan, Segment, planned
 from agentflow.models.prefixes import PrefixStore
 from agentflow.models.requests import Generation, Request, Score
 from agentflow.models.tally import count
@@ -261,7 +261,7 @@ class Engine:
 
     def _run(self, batch: _Batch, ids: Tensor, keep: int, capture: dict[int, Tensor] | None) -> Tensor:
         valid = None if bool(batch.valid.all()) else batch.valid
-        plan = Plan(_segments(batch.prefixes, ids.device), batch.positions, valid, capture)
+        plan = Plan(_segments(batch.prefixes), batch.positions, valid, capture)
         return self.run_model(ids, plan, batch.cache, keep)
 
     def run_model(self, ids: Tensor, plan: Plan, cache: Any, keep: int = 1) -> Tensor:
@@ -294,7 +294,7 @@ class Engine:
         return frozenset(int(i) for i in ids if i is not None)
 
 
-def _segments(prefixes: Sequence[KVCache | None], device: torch.device) -> list[Segment]:
+def _segments(prefixes: Sequence[KVCache | None]) -> list[Segment]:
     """The distinct prefixes of a batch with the rows on each; equal views of the same memory are one prefix."""
     groups: dict[tuple[int, int, int], tuple[KVCache, list[int]]] = {}
     for row, prefix in enumerate(prefixes):
@@ -302,10 +302,7 @@ def _segments(prefixes: Sequence[KVCache | None], device: torch.device) -> list[
             key = (prefix.keys[0].data_ptr(), len(prefix), prefix.next_position)
             groups.setdefault(key, (prefix, []))[1].append(row)
     every = len(prefixes)
-    return [
-        Segment(cache, None if len(rows) == every else torch.tensor(rows, device=device))
-        for cache, rows in groups.values()
-    ]
+    return [Segment(cache, None if len(rows) == every else tuple(rows)) for cache, rows in groups.values()]
 
 
 def _without(batch: _Batch, done: list[int]) -> _Batch:

@@ -99,7 +99,7 @@ def test_a_prefix_shared_by_many_rows_is_one_segment():
     views = [held.before(9) for _ in range(3)]  # equal views of the same memory count as one
     from agentflow.models.engine import _segments
 
-    assert len(_segments([held, *views, None, held], torch.device("cpu"))) == 2
+    assert len(_segments([held, *views, None, held])) == 2
 
 
 def test_sampling_is_the_same_for_the_same_seed_and_alone_or_in_a_batch():

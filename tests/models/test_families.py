@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from agentflow.kv.rope import shift
-from agentflow.models.attention import Plan, planned
+from agentflow.models.plan import Plan, planned
 from agentflow.models.requests import Request
 from tests.tiny import FAMILIES, make_engine, tiny_engine, tiny_model, words
 
