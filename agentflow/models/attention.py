@@ -20,12 +20,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from agentflow.models.plan import NEGATIVE, Plan, Segment, Wave, current
+from agentflow.models.layout import Layout
+from agentflow.models.partial import is_fused
+from agentflow.models.plan import Plan, Wave, current
 
 NAME = "agentflow"
-_flash_cpu = getattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu", None)
-PLAIN_CHUNK = 1 << 26
-"""Scores (numbers) that the plain path holds at once: 256 MB in float32."""
 
 
 class Stopped(Exception):  # noqa: N818 - a way out of a forward pass, not an error
@@ -99,12 +98,68 @@ def attention(
             query, key, value, attn_mask=None if causal else mask, is_causal=causal, scale=scale, enable_gqa=True
         )
         return out.transpose(1, 2), None
-    parts = [_Part(*_own(query, key, value, mask, causal, scale, softcap))]
-    for wave in plan.waves:
-        found = [_shared(plan, s, rows, layer, query, scale, softcap, sliding_window) for s, rows in wave.segments]
-        parts.append(_side_by_side(found, wave))
-    out = _merge(parts, s_aux)
+    prefixes = [placed for wave in plan.waves for placed in wave.segments]
+    keys = [key, *(segment.cache.keys[layer].to(query.dtype) for segment, _ in prefixes)]
+    values = [value, *(segment.cache.values[layer].to(query.dtype) for segment, _ in prefixes)]
+    trained = torch.is_grad_enabled() and any(t.requires_grad for t in (query, *keys, *values))
+    fused = all(is_fused(query, k, v, softcap) for k, v in zip(keys, values, strict=True))
+    layouts = [
+        Layout.own(query, key, mask, causal and fused and not trained),  # elsewhere a mask costs nothing more
+        *(Layout.of(plan, segment, rows, layer, query, sliding_window) for segment, rows in prefixes),
+    ]
+    call = _Call(layouts, plan.waves, scale, softcap, s_aux)
+    if trained and fused and not (s_aux is not None and s_aux.requires_grad):
+        out = _Trained.apply(call, query, *keys, *values)  # type: ignore[no-untyped-call]
+    else:
+        out = call.run(query, keys, values)[0]
     return out.to(query.dtype).transpose(1, 2), None
+
+
+@dataclass(frozen=True, eq=False)
+class _Call:
+    """One layer's attention: its parts (the own entries first, then the prefixes by waves), and how they are merged."""
+
+    layouts: Sequence[Layout]
+    waves: Sequence[Wave]
+    scale: float
+    softcap: float | None
+    sink: Tensor | None
+
+    def run(self, query: Tensor, keys: Sequence[Tensor], values: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+        """The merged output `(B, heads, n, dim)`; and of its log-sum-exp the largest term, and the sum below it."""
+        found = [
+            layout.attend(query, key, value, self.scale, self.softcap)
+            for layout, key, value in zip(self.layouts, keys, values, strict=True)
+        ]
+        parts, left = [_Part(*found[0])], iter(found[1:])
+        for wave in self.waves:
+            parts.append(_side_by_side([next(left) for _ in wave.segments], wave))
+        return _merge(parts, self.sink)
+
+
+class _Trained(torch.autograd.Function):
+    """A call by fused kernels, with gradients: of each part's keys with the weights of the whole softmax."""
+
+    @staticmethod
+    def forward(ctx: Any, call: _Call, query: Tensor, *keys_and_values: Tensor) -> Tensor:
+        half = len(keys_and_values) // 2
+        out, top, total = call.run(query, keys_and_values[:half], keys_and_values[half:])
+        ctx.call = call
+        ctx.save_for_backward(query, out, top + total.log(), *keys_and_values)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        query, out, lse, *keys_and_values = ctx.saved_tensors
+        half = len(keys_and_values) // 2
+        of_query, of_keys, of_values = torch.zeros_like(query), [], []
+        pieces = zip(ctx.call.layouts, keys_and_values[:half], keys_and_values[half:], strict=True)
+        for layout, key, value in pieces:
+            q, k, v = layout.backward(gradient, query, key, value, out, lse, ctx.call.scale)
+            of_query = of_query + q if layout.rows is None else of_query.index_add(0, layout.rows, q)
+            of_keys.append(k)
+            of_values.append(v)
+        return None, of_query, *of_keys, *of_values
 
 
 @dataclass(frozen=True, eq=False)
@@ -116,62 +171,6 @@ class _Part:
     rows: Tensor | None = None
 
 
-def _own(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, causal: bool, scale: float, softcap: float | None
-) -> tuple[Tensor, Tensor]:
-    """The rows' own entries. Grouped heads are folded into the query axis unless the mask is the causal one."""
-    b, heads, n, d = query.shape
-    kv_heads = key.shape[1]
-    group = heads // kv_heads
-    if causal and group > 1 and not _flash_fits(softcap, query, key, value):
-        causal = False
-    if causal:
-        return _partial(query, key, value, None, True, scale, softcap)
-    if mask is not None and group > 1:
-        mask = mask.expand(b, 1, n, -1).repeat(1, 1, group, 1)
-    folded = query.reshape(b, kv_heads, group * n, d)
-    out, lse = _partial(folded, key, value, mask, False, scale, softcap)
-    return out.reshape(b, heads, n, -1), lse.reshape(b, heads, n)
-
-
-def _shared(
-    plan: Plan,
-    segment: Segment,
-    rows: Tensor | None,
-    layer: int,
-    query: Tensor,
-    scale: float,
-    softcap: float | None,
-    window: int | None,
-) -> tuple[Tensor, Tensor]:
-    """One prefix: all queries of its rows in one product; output and log-sum-exp."""
-    picked = query if rows is None else query.index_select(0, rows)
-    r, heads, n, d = picked.shape
-    k, v = segment.cache.keys[layer].to(query.dtype), segment.cache.values[layer].to(query.dtype)
-    kv_heads = k.shape[0]
-    group = heads // kv_heads
-    mask: Tensor | None = None
-    if segment.cache.bias is not None:
-        mask = segment.cache.bias[layer].to(query.dtype)[None, :, None, :]
-    hidden = _hidden(plan, segment, n, window, rows) if window is not None or segment.causal else None
-    if hidden is not None:
-        # (r, n, T) -> the stacked order (group, r, n)
-        far = hidden.expand(group, r, n, -1).reshape(1, 1, group * r * n, -1)
-        base = mask if mask is not None else torch.zeros((), dtype=query.dtype, device=query.device)
-        mask = torch.where(far, NEGATIVE, base)
-    if mask is not None:
-        mask = mask.expand(1, kv_heads, group * r * n, k.shape[1])
-    # (r, kv_heads, group, n, d) -> (kv_heads, group, r, n, d): rows, tokens and grouped heads share their keys.
-    stacked = picked.reshape(r, kv_heads, group, n, d).permute(1, 2, 0, 3, 4).reshape(1, kv_heads, group * r * n, d)
-    out, lse = _partial(stacked, k[None], v[None], mask, False, scale, softcap)
-    if hidden is not None:  # a query that sees nothing of this prefix: kernels differ in what they return for it
-        blind = hidden.all(dim=-1).expand(group, r, n).reshape(1, 1, group * r * n)
-        lse, out = lse.masked_fill(blind, NEGATIVE), out.masked_fill(blind.unsqueeze(-1), 0.0)
-    out = out.reshape(kv_heads, group, r, n, -1).permute(2, 0, 1, 3, 4).reshape(r, heads, n, -1)
-    lse = lse.reshape(kv_heads, group, r, n).permute(2, 0, 1, 3).reshape(r, heads, n)
-    return out, lse
-
-
 def _side_by_side(found: Sequence[tuple[Tensor, Tensor]], wave: Wave) -> _Part:
     """What a wave's rows attended, as one part."""
     out, lse = found[0] if len(found) == 1 else (torch.cat(tensors) for tensors in zip(*found, strict=True))
@@ -180,71 +179,16 @@ def _side_by_side(found: Sequence[tuple[Tensor, Tensor]], wave: Wave) -> _Part:
     return _Part(out, lse, wave.rows)
 
 
-def _hidden(plan: Plan, segment: Segment, n: int, window: int | None, rows: Tensor | None) -> Tensor | None:
-    """`(r, n, T)` true where a prefix position lies outside a sliding window or behind; None when none does."""
-    queries = plan.positions[:, -n:] if rows is None else plan.positions.index_select(0, rows)[:, -n:]
-    distance = queries[:, :, None] - segment.cache.rotary_positions[None, None, :]
-    hidden = distance < 0
-    if window is not None:
-        hidden = hidden | (distance >= window)
-    return hidden if bool(hidden.any()) else None
+def _merge(parts: list[_Part], sink: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    """Join parts by their share of the attention mass; a sink takes mass and gives nothing.
 
-
-def _flash_fits(softcap: float | None, *tensors: Tensor) -> bool:
-    """Whether PyTorch's fused CPU kernel, which also returns the log-sum-exp, can take this product."""
-    # Its log-sum-exp has no gradient. A prefix may need one where the query does not: in the first layer.
-    needs_gradient = torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
-    return _flash_cpu is not None and tensors[0].device.type == "cpu" and softcap is None and not needs_gradient
-
-
-def _partial(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, causal: bool, scale: float, softcap: float | None
-) -> tuple[Tensor, Tensor]:
-    """Attention over these keys alone: output `(B, H, n, dim)` and natural log-sum-exp `(B, H, n)` in float32."""
-    if _flash_fits(softcap, query, key, value) and key.shape[-1] == value.shape[-1]:
-        assert _flash_cpu is not None
-        out, lse = _flash_cpu(query, key, value, 0.0, causal, attn_mask=mask, scale=scale)
-        return out, lse
-    rows_at_once = max(1, PLAIN_CHUNK // max(1, query.shape[0] * query.shape[1] * key.shape[2]))
-    outs, lses = [], []
-    for start in range(0, query.shape[2], rows_at_once):
-        stop = start + rows_at_once
-        part = None if mask is None else mask[:, :, start:stop]
-        out, lse = _plain(query[:, :, start:stop], key, value, part, start if causal else None, scale, softcap)
-        outs.append(out)
-        lses.append(lse)
-    return torch.cat(outs, dim=2), torch.cat(lses, dim=2)
-
-
-def _plain(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: Tensor | None,
-    causal_from: int | None,
-    scale: float,
-    softcap: float | None,
-) -> tuple[Tensor, Tensor]:
-    """The definition, in tensor operations: any device, differentiable, with a cap on the logits."""
-    scores = torch.matmul(query, key.transpose(-1, -2)).float() * scale
-    if softcap is not None:
-        scores = torch.tanh(scores / softcap) * softcap
-    if mask is not None:
-        scores = scores + mask
-    if causal_from is not None:
-        row = torch.arange(causal_from, causal_from + query.shape[2], device=query.device)[:, None]
-        scores = scores.masked_fill(torch.arange(key.shape[2], device=query.device) > row, NEGATIVE)
-    lse = scores.logsumexp(dim=-1)
-    weights = (scores - torch.where(torch.isneginf(lse), 0.0, lse).unsqueeze(-1)).exp()
-    return torch.matmul(weights.to(value.dtype), value), lse
-
-
-def _merge(parts: list[_Part], sink: Tensor | None) -> Tensor:
-    """Join parts by their share of the attention mass; a sink takes mass and gives nothing."""
+    Returns:
+        The output, the largest log-sum-exp of a part, and the mass relative to it.
+    """
     first = parts[0]
-    if len(parts) == 1 and sink is None:
-        return first.out
     top = first.lse
+    if len(parts) == 1 and sink is None:
+        return first.out, top, torch.ones_like(top)
     for part in parts[1:]:
         if part.rows is None:
             top = torch.maximum(top, part.lse)
@@ -265,4 +209,4 @@ def _merge(parts: list[_Part], sink: Tensor | None) -> Tensor:
             total, out = total.index_add(0, part.rows, mass), out.index_add(0, part.rows, weighted)
     if sink is not None:
         total = total + (sink - top).exp()
-    return out / total.unsqueeze(-1).to(out.dtype)
+    return out / total.unsqueeze(-1).to(out.dtype), top, total

@@ -15,8 +15,7 @@ import torch
 from torch import Tensor
 
 from agentflow.kv.cache import KVCache
-
-NEGATIVE = float("-inf")
+from agentflow.models.partial import NEGATIVE
 
 
 @dataclass(frozen=True, eq=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentflow.kv.cache import KVCache
-from agentflow.models import attention as module
+from agentflow.models import partial
 from agentflow.models.attention import attention
 from agentflow.models.plan import Plan, Segment, planned
 
@@ -111,12 +112,56 @@ def test_any_plan_equals_the_definition(
 def test_the_plain_path_equals_the_fused_one_in_chunks_too(monkeypatch):
     torch.manual_seed(0)
     query, key = torch.randn(2, 4, 9, DIM), torch.randn(2, 4, 9, DIM)
-    fused = module._partial(query, key, key, None, True, 0.3, None)
-    monkeypatch.setattr(module, "_flash_cpu", None)
-    monkeypatch.setattr(module, "PLAIN_CHUNK", 2 * 4 * 9 * 2)
-    plain = module._partial(query, key, key, None, True, 0.3, None)
+    fused = partial.forward(query, key, key, None, True, 0.3, None)
+    monkeypatch.setattr(partial, "_flash", None)
+    monkeypatch.setattr(partial, "PLAIN_CHUNK", 2 * 4 * 9 * 2)
+    plain = partial.forward(query, key, key, None, True, 0.3, None)
     assert torch.allclose(fused[0], plain[0], atol=1e-6)
     assert torch.allclose(fused[1], plain[1], atol=1e-6)
+
+
+@pytest.mark.parametrize("sink", [False, True])
+@pytest.mark.parametrize(
+    ("standing", "marks"),
+    [
+        ([None], {}),
+        ([(2, 0), (1,)], {"bias": True}),
+        ([(1,), (0, 2), None], {"holes": True}),
+        ([(1,)], {"window": 4}),
+    ],
+    ids=["shared", "biased prefixes of different rows", "two waves with holes", "window, and rows without a prefix"],
+)
+def test_gradients_of_queries_keys_and_values_are_those_of_finite_differences(standing, marks, sink):
+    torch.manual_seed(3)
+    window = marks.get("window")
+    made = {name: mark for name, mark in marks.items() if name != "window"}
+    segments = [Segment(random_cache(5 + 2 * n, **made).to(dtype=torch.float64), r) for n, r in enumerate(standing)]
+    start = max(s.cache.next_position for s in segments)
+    valid = torch.ones(3, 4, dtype=torch.bool)
+    valid[1, 0] = False
+    query, own = (
+        torch.randn(3, 4, 4, DIM, dtype=torch.float64),
+        torch.randn(2, 3, KV_HEADS, 4, DIM, dtype=torch.float64),
+    )
+    sinks = torch.randn(4, dtype=torch.float64) if sink else None
+    taken = []
+
+    def attended(query, own, *prefixes):
+        placed = [
+            Segment(replace(s.cache, keys=(kv[0],), values=(kv[1],), _arena=None), s.rows)
+            for s, kv in zip(segments, prefixes, strict=True)
+        ]
+        plan = Plan(placed, torch.arange(start, start + 4).repeat(3, 1), valid)
+        with planned(plan):
+            out, _ = attention(
+                SimpleNamespace(layer_idx=0), query, own[0], own[1], scaling=0.5, sliding_window=window, s_aux=sinks
+            )
+        taken.append(type(out.grad_fn.next_functions[0][0]).__name__)
+        return out[valid]
+
+    inputs = [query, own, *(torch.stack([s.cache.keys[0], s.cache.values[0]]) for s in segments)]
+    assert torch.autograd.gradcheck(attended, [t.requires_grad_() for t in inputs], fast_mode=True)
+    assert set(taken) == {"_TrainedBackward"}, "the fused kernels"
 
 
 def test_gradients_reach_a_prefix():
