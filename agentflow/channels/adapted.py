@@ -8,7 +8,7 @@ sender's.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, ClassVar
 
@@ -18,10 +18,11 @@ from torch import Tensor
 from agentflow.adapters.bundle import Bundle, bundle_for, find_bundle
 from agentflow.channels.base import FITS, Channel, ChannelSettings, Compatibility, Context, Message, Task
 from agentflow.channels.placing import Opened, Packed, beside, loaded, placed
+from agentflow.channels.trajectory import read
 from agentflow.errors import AdapterError, ChannelError
 from agentflow.kv.bodies import CodesBody
 from agentflow.kv.geometry import Geometry
-from agentflow.kv.payload import Header, Payload
+from agentflow.kv.payload import Header, Payload, Turn
 from agentflow.models.engine import Engine
 from agentflow.models.loading import local_geometry
 from agentflow.models.spec import ModelSpec
@@ -131,6 +132,12 @@ class AdapterChannel(Channel):
         if key not in known:
             known[key] = placed(opened, bundle, receiver)
         return known[key]
+
+    def read_along(self, turns: Sequence[Turn], sender: ModelSpec, receiver: Engine) -> None:
+        """Read the conversation, where the adapter's messages are written into the receiver's own cache of it."""
+        bundle, own = self._bundle(sender, receiver.loaded.spec), receiver.loaded
+        if loaded(bundle, own.device, own.dtype).place == "text":
+            read(turns, receiver)
 
     def _bundle(self, sender: ModelSpec, receiver: ModelSpec) -> Bundle:
         if self.settings.bundle != "auto":

@@ -8,7 +8,7 @@ turn a payload into something the receiver can stand on.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -182,6 +182,14 @@ class Channel(ABC):
         """
         del receiver
         return self.read(payload)
+
+    def read_along(self, turns: Sequence[Turn], sender: ModelSpec, receiver: Engine) -> None:
+        """Compute what receiving will need of a conversation whose last answer is not there yet.
+
+        Called while the sender answers, on another thread; what is computed is left in the receiver's prefix store.
+        Channels whose receivers read nothing themselves do nothing.
+        """
+        del turns, sender, receiver
 
     def read(self, payload: Payload) -> Context:
         """Turn a payload into what a receiver is told that takes words alone, as a remote model does.

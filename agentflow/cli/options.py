@@ -117,7 +117,8 @@ def going_options(batch: int) -> Callable[[Function], Function]:
             type=click.Choice(["auto", "on", "off"]),
             default="auto",
             show_default=True,
-            help="Make hand-overs while the model decodes for others; auto: on a GPU. Answers are the same.",
+            help="Make hand-overs while the model decodes for others (auto: on a GPU), and let receivers over c2c read "
+            "the sender's conversation while it answers (auto: on another device). Answers are the same.",
         ),
         click.option(
             "--keep-going/--fail-fast",

@@ -19,8 +19,9 @@ class RunOptions:
             are the same.
         reuse: look for token prefixes that were computed before, also by other nodes. Off in comparisons, where
             every receiver must pay for what it is sent.
-        overlap: deliver what is sent to a model's next units while it decodes for others (see `runtime.ahead`).
-            auto: on CUDA. Answers are the same.
+        overlap: deliver what is sent to a model's next units while it decodes for others (see `runtime.ahead`; auto: on
+            CUDA), and let a receiver that reads the sender's conversation itself do so while the sender answers (see
+            `runtime.along`; auto: where they are on different devices). Answers are the same.
         keep_going: after a failure, run everything that does not depend on it; else start nothing more.
         until: run this node and what it depends on, and nothing else.
         keep_payloads: write every payload into the run's folder.

@@ -11,9 +11,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from agentflow.errors import UserError
+from agentflow.models.engine import Engine
 from agentflow.models.pool import EnginePool
 from agentflow.models.spec import ModelSpec
+from agentflow.runtime.agent import Turnplan
 from agentflow.runtime.ahead import Ahead
+from agentflow.runtime.along import Along
 from agentflow.runtime.binding import Binding
 from agentflow.runtime.calls import Calls
 from agentflow.runtime.events import Bus, Listener
@@ -27,7 +30,7 @@ from agentflow.runtime.runs import RunStore
 from agentflow.runtime.scheduler import Scheduler, Unit
 from agentflow.runtime.settling import Settling, first_rounds
 from agentflow.runtime.state import ItemState
-from agentflow.runtime.turns import Outcome, Probe, Turns
+from agentflow.runtime.turns import Outcome, Prepared, Probe, Turns
 from agentflow.workflow.meaning import Meaning
 from agentflow.workflow.templates import evaluate, render_value
 
@@ -93,6 +96,7 @@ class Orchestrator:
         self._ended = Ended()
         executor = LocalExecutor(self._ended)
         self._ahead = Ahead(self._turns.prepare, executor, self.options.overlap, self.options.max_batch)
+        self._along = Along(self.binding, self.engines, executor, self.options.overlap)
         asks = self._turns.questions, self._bus, self._turns.ask_remote
         self._calls = Calls(self.binding, *asks, self._cancelled.is_set, self._ended)
         gates = Gates(self.binding.workflow, self._turns.questions, self._bus)
@@ -128,9 +132,8 @@ class Orchestrator:
             self._gather(scheduler, busy)
             batches, waiting = self._batches(scheduler, states, set(busy.values()))
             for spec, units in batches.items():
-                work = _Work(
-                    self._turns, self._ahead, self.engines, spec, [(unit, states[unit.item]) for unit in units]
-                )
+                mine = [(unit, states[unit.item]) for unit in units]
+                work = _Work(self._turns, self._ahead, self._along, self.engines, spec, mine)
                 busy[executor.submit(spec, work)] = spec
             if not busy and not self._calls.pending:
                 if due is not None and scheduler.peek() is None:
@@ -249,10 +252,18 @@ class _Work:
 
     turns: Turns
     ahead: Ahead
+    along: Along
     engines: EnginePool
     spec: ModelSpec
     units: list[tuple[Unit, ItemState]]
 
     def __call__(self) -> list[Outcome]:
         engine = self.engines.get(self.spec)
-        return self.turns.answer(engine, self.units, lambda: self.ahead.prepared(self.spec, engine, self.units))
+        return self.turns.answer(engine, self.units, lambda: self._prepared(engine))
+
+    def _prepared(self, engine: Engine) -> list[Prepared]:
+        self.along.ended(unit.item for unit, _ in self.units)
+        made = self.ahead.prepared(self.spec, engine, self.units)
+        planned = [(unit, plan) for (unit, _), plan in zip(self.units, made, strict=True)]
+        self.along.begin(engine, [(unit, plan.turns) for unit, plan in planned if isinstance(plan, Turnplan)])
+        return made
