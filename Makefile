@@ -4,6 +4,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 N ?= 6
+# `EXTRAS=dev,ray` runs the tests of these extras as well; without, they are skipped, and say so.
+EXTRAS ?= dev
 # Commas would end an argument of $(if).
 CHANNELS ?= text,cache,latent_briefing
 
@@ -42,7 +44,7 @@ $(VENV)/.installed: $(VENV)/bin/python pyproject.toml constraints.txt
 	touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed
-	$(PIP) install --quiet --constraint constraints.txt --editable '.[dev]'
+	$(PIP) install --quiet --constraint constraints.txt --editable '.[$(EXTRAS)]'
 	touch $@
 
 clean:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from agentflow.models.pool import EnginePool
     from agentflow.models.requests import Generation, Request, Sampling
     from agentflow.models.spec import ModelSpec, resolve_model
+    from agentflow.runtime.executors.ray import RayCluster
     from agentflow.runtime.flow import Flow, load_workflow
     from agentflow.runtime.options import RunOptions
 
@@ -42,6 +43,7 @@ _HOMES = {
     "Message": "channels.base",
     "ModelSpec": "models.spec",
     "Payload": "kv.payload",
+    "RayCluster": "runtime.executors.ray",
     "Receiver": "exchange.receiver",
     "Request": "models.requests",
     "RunOptions": "runtime.options",
@@ -72,6 +74,7 @@ __all__ = [
     "Message",
     "ModelSpec",
     "Payload",
+    "RayCluster",
     "Receiver",
     "Request",
     "RunOptions",

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import signal
 
+from tests.clusters import cluster
+
+__all__ = ["cluster"]
+
 
 def pytest_configure() -> None:
     """Let Ctrl-C reach Python: a shell that starts a command in the background has it ignored, in its children too."""

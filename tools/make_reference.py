@@ -26,7 +26,7 @@ sys.path.insert(0, str(ROOT))
 from agentflow.channels.registry import channel_names, get_channel  # noqa: E402
 from agentflow.cli.main import VERBS, cli  # noqa: E402
 from agentflow.models.endpoint import Endpoint  # noqa: E402
-from agentflow.models.spec import ModelSpec, Wheel  # noqa: E402
+from agentflow.models.spec import Actors, ModelSpec, Wheel  # noqa: E402
 from agentflow.runtime.editor_schema import KINDS, editor_schema  # noqa: E402
 from agentflow.tasks.registry import get_task, task_names  # noqa: E402
 from agentflow.workflow import groups, parts  # noqa: E402
@@ -285,6 +285,9 @@ def workflow_reference() -> str:
         "## Models",
         _models(),
         _table(ModelSpec),
+        "### `actors`",
+        "Where models run on a cluster: see [ray.md](ray.md).",
+        _table(Actors),
         "### `wheel`",
         _table(Wheel),
         "### `remote`",

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -102,9 +102,30 @@ def load_engines(specs: Sequence[Any]) -> EnginePool:
     from agentflow.models.pool import EnginePool
 
     with waiting(err) as progress:
-        pool = EnginePool(progress)
-        for spec in dict.fromkeys(specs):
-            pool.speaker(spec)
+        return _filled(EnginePool(progress), specs)
+
+
+@contextmanager
+def loader(executor: str) -> Iterator[Callable[[Sequence[Any]], EnginePool]]:
+    """What loads models: into this process, or onto a Ray cluster that is let go of when the block ends."""
+    if executor == "local":
+        yield load_engines
+        return
+    from agentflow.runtime.executors.ray import RayCluster
+
+    with ExitStack() as stack:
+
+        def load(specs: Sequence[Any]) -> EnginePool:
+            with waiting(err) as progress:
+                progress("connecting to Ray", None)
+                return _filled(stack.enter_context(RayCluster(progress=progress)).engines, specs)
+
+        yield load
+
+
+def _filled(pool: EnginePool, specs: Sequence[Any]) -> EnginePool:
+    for spec in dict.fromkeys(specs):
+        pool.speaker(spec)
     return pool
 
 

@@ -6,9 +6,9 @@ import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from agentflow.cli.common import load_engines, stoppable
+from agentflow.cli.common import loader, stoppable
 from agentflow.cli.console import count, err, out, plain, print_json
 from agentflow.cli.jobs import require_node
 from agentflow.cli.live import live
@@ -16,27 +16,24 @@ from agentflow.cli.rehearsing import rehearse_job
 from agentflow.cli.tables import FiguresTable, failures, figures_json, item_panel
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from opentelemetry.sdk.trace import TracerProvider as SdkProvider
 
     from agentflow.cli.jobs import Job
     from agentflow.cli.options import RunSettings
     from agentflow.evaluation.figures import ChannelFigures
+    from agentflow.models.pool import EnginePool
     from agentflow.runtime.binding import Binding
     from agentflow.runtime.events import Listener
     from agentflow.runtime.results import ItemResult
     from agentflow.runtime.runs import RunStore
+    from agentflow.tools import Toolbox
 
 
 def go(job: Job, settings: RunSettings, *, resumed: Path | None = None, forced: Sequence[str] = ()) -> int:
     """Run a job, in a new folder or in that of the run that is `resumed`; the exit code."""
-    from agentflow.evaluation.figures import measure
     from agentflow.runtime.binding import bind
-    from agentflow.runtime.manifest import manifest
-    from agentflow.runtime.orchestrator import Orchestrator
-    from agentflow.runtime.runs import RunStore
-    from agentflow.runtime.tracing import provider_from_environment
     from agentflow.tools import Toolbox
 
     if settings.until is not None:
@@ -46,21 +43,41 @@ def go(job: Job, settings: RunSettings, *, resumed: Path | None = None, forced: 
     if settings.dry:
         with tools:
             return rehearse_job(job, binding, settings, resumed=resumed, forced=forced)
+    with loader(settings.executor) as load:
+        return _go(job, binding, tools, load, settings, resumed=resumed, forced=forced)
+
+
+def _go(
+    job: Job,
+    binding: Binding,
+    tools: Toolbox,
+    load: Callable[[Sequence[Any]], EnginePool],
+    settings: RunSettings,
+    *,
+    resumed: Path | None,
+    forced: Sequence[str],
+) -> int:
+    from agentflow.evaluation.figures import measure
+    from agentflow.runtime.manifest import manifest
+    from agentflow.runtime.orchestrator import Orchestrator
+    from agentflow.runtime.runs import RunStore
+    from agentflow.runtime.tracing import provider_from_environment
+
     provider = provider_from_environment() if settings.otel else None
     label = "+".join(dict.fromkeys(c.name for c in binding.channels)) or "no channel"
     title = job.workflow.name if job.task is None else f"{job.workflow.name} over {job.source.channel or label}"
     if resumed is not None:
         store = RunStore.open(resumed, forced=forced)  # before models are loaded: somebody else may be at work on it
         try:
-            pool = load_engines(list(binding.models.values()))
+            pool = load(list(binding.models.values()))
         except BaseException:
             store.close()
             raise
     else:
-        pool = load_engines(list(binding.models.values()))
+        pool = load(list(binding.models.values()))
         kept = manifest(binding, settings.options(), channel=job.source.channel, **job.manifest())
         store = RunStore.create(settings.runs, job.workflow.name, kept)
-    again = resume_command(store.folder, settings.tools)
+    again = resume_command(store.folder, settings)
     with (
         tools,
         traced(binding, provider) as traces,
@@ -94,9 +111,10 @@ def traced(binding: Binding, provider: SdkProvider | None) -> Iterator[list[List
         provider.shutdown()
 
 
-def resume_command(folder: Path, tools: Path | None = None) -> str:
-    """The command that goes on with a run; a run does not say which code to load, so its tools are named again."""
-    named = ["--tools", str(tools)] if tools is not None else []
+def resume_command(folder: Path, settings: RunSettings) -> str:
+    """The command that goes on with a run; tools' code and where models run are named again, as a run says neither."""
+    named = ["--tools", str(settings.tools)] if settings.tools is not None else []
+    named += ["--executor", settings.executor] if settings.executor != "local" else []
     return shlex.join(["agentflow", "runs", "resume", str(folder), *named])
 
 

@@ -50,6 +50,7 @@ class RunSettings:
         keep_payloads: write every payload into the run's folder, signed with `key` where there is one.
         dry: only say what would be done.
         otel: tell the run as OpenTelemetry spans.
+        executor: where models run, `local` or `ray`.
     """
 
     seed: int
@@ -64,6 +65,7 @@ class RunSettings:
     key: bytes | None = None
     dry: bool = False
     otel: bool = False
+    executor: str = "local"
     per_device: int | None = None
 
     def options(self, *, reuse: bool = True) -> RunOptions:
@@ -121,6 +123,14 @@ def going_options(batch: int) -> Callable[[Function], Function]:
             "the sender's conversation while it answers (auto: on another device). Answers are the same.",
         ),
         click.option(
+            "--executor",
+            type=click.Choice(["local", "ray"]),
+            default="local",
+            show_default=True,
+            help="Run models in this process, or on a Ray cluster: that of RAY_ADDRESS, else the one of this "
+            "machine, else one started for this run.",
+        ),
+        click.option(
             "--keep-going/--fail-fast",
             default=True,
             show_default=True,
@@ -138,6 +148,7 @@ def going_options(batch: int) -> Callable[[Function], Function]:
             batch: int,
             per_device: int | None,
             overlap: Overlap,
+            executor: str,
             keep_going: bool,
             until: str | None,
             tools_file: Path | None,
@@ -146,7 +157,7 @@ def going_options(batch: int) -> Callable[[Function], Function]:
             **others: Any,
         ) -> Any:
             made = RunSettings(0, batch, overlap, runs, as_json, keep_going, until, tools_file, per_device=per_device)
-            return function(settings=made, **others)
+            return function(settings=replace(made, executor=executor), **others)
 
         wrapped: Function = verb
         for decorator in reversed(decorators):

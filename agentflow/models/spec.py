@@ -31,6 +31,20 @@ class Wheel(BaseModel):
     sha256: str = Field(pattern="^[0-9a-f]{64}$", description="SHA-256 of that file")
 
 
+class Actors(BaseModel):
+    """What a model takes of a cluster (`--executor ray`)."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    count: int = Field(default=1, ge=1, le=1024, description="how many actors share its work, each with all weights")
+    cpus: float = Field(default=1.0, ge=0, description="CPUs of each, and threads")
+    gpus: float | None = Field(
+        default=None,
+        ge=0,
+        description="GPUs of each, or a part of one; left out: 1 where the cluster has some and `device` allows it",
+    )
+
+
 class ModelSpec(BaseModel):
     """A model and how to run it, or where it is served.
 
@@ -56,6 +70,7 @@ class ModelSpec(BaseModel):
     )
     device: str = Field(default="auto", description="auto, cpu, cuda, cuda:1, mps")
     device_map: str | None = Field(default=None, description="accelerate's placement over several devices: auto")
+    actors: Actors = Field(default_factory=Actors, description="what it takes of a cluster, with `--executor ray`")
 
     @model_validator(mode="after")
     def _here_or_elsewhere(self) -> ModelSpec:

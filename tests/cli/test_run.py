@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 
 import pytest
 
@@ -192,3 +193,10 @@ def test_a_run_is_told_as_spans_where_it_is_asked_for(cli, place, monkeypatch):
     assert ended.code == 2
     assert "no exporter 'smoke'" in ended.err
     assert len(list((place / "runs").iterdir())) == 1
+
+
+def test_an_executor_that_is_not_installed_is_told_before_anything_is_loaded(cli, place, monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    ended = cli("run", "question.yaml", "--input", "question=Where?", "--executor", "ray")
+    assert (ended.code, "pip install 'agentflow-kv[ray]'" in ended.err) == (2, True)
+    assert not (place / "runs").exists()
