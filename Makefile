@@ -29,8 +29,8 @@ test-slow: $(VENV)/.installed-dev
 
 # Benchmarks beside their peers; the last line of each is one JSON object.
 bench: $(VENV)/.installed
-	$(PIP) install --quiet --constraint constraints.txt --editable '.[bench]'
-	for name in handover fanout payload trajectory compare latent_briefing c2c lcf scheduler; do $(BIN)/python -m benchmarks.$$name || exit 1; done
+	$(PIP) install --quiet --constraint constraints.txt --editable '.[bench,ray]'
+	for name in handover fanout payload trajectory compare latent_briefing c2c lcf scheduler ray; do $(BIN)/python -m benchmarks.$$name || exit 1; done
 
 # The reference pages that are generated from the schema and the help texts.
 docs: $(VENV)/.installed

@@ -46,6 +46,7 @@ def test_a_run_on_a_cluster_answers_as_one_here_and_is_resumed_there(cluster: An
     assert there.code == 0, there.err
     assert there.json["outputs"] == here.json["outputs"]
     assert "connecting to Ray" in there.err
+    assert "on a Ray actor" in there.err
     again = cli("runs", "resume", there.json["run"], "--executor", "ray", "--json")
     assert again.code == 0, again.err
     assert again.json["outputs"] == here.json["outputs"]
@@ -117,3 +118,20 @@ def test_a_run_that_is_ended_leaves_no_actor_and_is_gone_on_with(
     again = cli("runs", "resume", str(folder), "--executor", "ray", "--json")
     assert again.code == 0, again.err
     assert (folder / "events.jsonl").read_text().count('"node_reused"') == 1
+
+
+@pytest.mark.real
+@pytest.mark.slow
+def test_the_embedded_model_answers_on_a_cluster_as_it_does_here(
+    cluster: Any, cli: Cli, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("AGENTFLOW_CACHE")
+    for channel in ("cache", "latent_briefing"):
+        here, there = (
+            cli("run", "private_facts", "-n", "1", "--channel", channel, "--executor", executor, "--json")
+            for executor in ("local", "ray")
+        )
+        assert there.code == 0, there.err
+        assert [item["answers"] for item in there.json["items"]] == [item["answers"] for item in here.json["items"]]
+        for figure in ("prefilled", "reused", "scores"):
+            assert there.json[figure] == here.json[figure]

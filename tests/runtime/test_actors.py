@@ -24,12 +24,14 @@ from agentflow.models.pool import EnginePool
 from agentflow.models.requests import Request, Sampling
 from agentflow.models.spec import ModelSpec
 from agentflow.models.tally import tallied
+from agentflow.runtime.executors.actors.views import Shipped
 from agentflow.runtime.executors.ray import RayCluster
 from agentflow.runtime.flow import load_workflow
 from agentflow.runtime.options import RunOptions
 from tests.adapters.samples import bundle_of
 from tests.cli.conftest import save_tiny
 from tests.clusters import CPUS, add_node
+from tests.kv.samples import random_cache
 from tests.stored import lines
 from tests.tiny import words
 
@@ -158,6 +160,17 @@ def test_work_is_shared_out_and_a_receiver_is_placed_near_its_cache_while_that_p
         assert set(two._nodes_of(two.shelf.hold(cache))) == {near.node, far.node}
     finally:
         two.crew.begin = begin  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_large_cache_is_mapped_from_the_store_and_not_copied(cluster: Any, dtype: torch.dtype) -> None:
+    cache = random_cache(40_000, dtype=dtype)
+    shipped: Shipped = ray.get(ray.put(Shipped.of(cache)))
+    assert len(shipped.blocks) > len(shipped.forms)
+    got = shipped.cache()
+    assert all(torch.equal(a, b) for a, b in zip((*got.keys, *got.values), (*cache.keys, *cache.values), strict=True))
+    starts = {block.ctypes.data for block in shipped.blocks}
+    assert {tensor.data_ptr() for tensor in (*got.keys, *got.values, got.positions)} <= starts
 
 
 def test_text_is_heard_while_it_is_written_and_a_call_that_is_not_wanted_ends(two: ActorEngine, local: Engine) -> None:

@@ -12,7 +12,7 @@ from agentflow.errors import ModelError
 from agentflow.kv.cache import KVCache
 from agentflow.models.spec import resolve_model
 from agentflow.runtime.executors.actors.shelf import is_beginning
-from agentflow.runtime.executors.actors.views import Shipped
+from agentflow.runtime.executors.actors.views import Shipped, pack, tensor_of
 from agentflow.runtime.executors.ray import RayCluster
 from tests.kv.samples import closed, random_cache, random_entries, same_tensor
 
@@ -45,6 +45,16 @@ def test_a_cache_is_shipped_bit_for_bit_and_views_share_its_bytes(kind: str) -> 
     assert same_cache(shipped.cache(), cache)
     if kind == "float32":
         assert shipped.cache().keys[0].data_ptr() == cache.keys[0].data_ptr()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_large_tensor_is_cut_into_blocks_and_one_again_without_a_copy_where_they_adjoin(dtype: torch.dtype) -> None:
+    tensor = torch.randn(3, 5000, 67, generator=torch.Generator().manual_seed(0)).to(dtype)
+    blocks, form = pack(tensor)
+    assert len(blocks) == form.blocks > 1
+    assert tensor_of(blocks, form).data_ptr() == tensor.data_ptr()
+    assert same_tensor(tensor_of(blocks, form), tensor)
+    assert same_tensor(tensor_of([block.copy() for block in blocks], form), tensor)
 
 
 def test_a_view_keeps_its_object_and_a_cache_that_grows_from_it_leaves_it_alone() -> None:

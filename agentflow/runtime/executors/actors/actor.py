@@ -129,7 +129,7 @@ class ModelActor:
         call = self._calls.get(name)
         return None if call is None else list(call.texts)
 
-    def queries(self, token_ids: Sequence[int], before: int, *shipped: Shipped) -> list[tuple[Bytes, Form]]:
+    def queries(self, token_ids: Sequence[int], before: int, *shipped: Shipped) -> list[tuple[list[Bytes], Form]]:
         """Queries of every layer."""
         return [pack(layer) for layer in self._engine.queries(_only(shipped, before), token_ids)]
 

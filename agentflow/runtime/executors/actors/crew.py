@@ -158,10 +158,10 @@ class Crew:
 
     def _gather(self, progress: Progress) -> None:
         """Wait until every actor has loaded the model; however long it takes for one to be placed."""
-        start, name = time.monotonic(), self.spec.model
+        start, name, count = time.monotonic(), self.spec.model, len(self.members)
         while missing := [member for member in self.members if not self._has_loaded(member)]:
             unplaced = sum(not _is_done(member.placed) for member in missing)
-            text = f"loading {name} on {len(self.members)} × Ray"
+            text = f"loading {name} on {'a Ray actor' if count == 1 else f'{count} Ray actors'}"
             if unplaced and time.monotonic() - start > 5 and not self.take.fits(ray.available_resources()):
                 text = f"waiting for {self.take} to start {name}: others have what the cluster has"
             progress(text, None)

@@ -99,7 +99,7 @@ class ActorEngine(Engine):
         """Queries of `token_ids` on top of `cache`, per layer `(heads, n, head_dim)`, after RoPE."""
         found = self._ask("queries", cache, tuple(token_ids))
         count(prefilled=len(token_ids))
-        return tuple(tensor_of(block, form) for block, form in found)
+        return tuple(tensor_of(blocks, form) for blocks, form in found)
 
     def score(
         self, prefix: KVCache | None, prompt: Sequence[int], answer: Sequence[int], *, keep_distribution: bool = False
