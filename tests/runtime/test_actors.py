@@ -162,6 +162,18 @@ def test_work_is_shared_out_and_a_receiver_is_placed_near_its_cache_while_that_p
         two.crew.begin = begin  # type: ignore[method-assign]
 
 
+def test_what_needs_the_model_in_this_process_is_refused_with_a_way_out(
+    two: ActorEngine, folder: Path, tmp_path: Path
+) -> None:
+    path = write(tmp_path / "facts.yaml", folder, channel="{name: cache, recompute: 0.5}")
+    result = load_workflow(path, engines=EnginePool(factory=lambda spec: two)).run(INPUTS)
+    [told] = result.errors.values()
+    assert "is on Ray actors and can't be used to recompute positions (`recompute`) from here" in str(told)
+    assert "--executor local" in str(told)
+    with pytest.raises(ModelError, match="trained against"):
+        two.logits(some_requests(1), 1)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_large_cache_is_mapped_from_the_store_and_not_copied(cluster: Any, dtype: torch.dtype) -> None:
     cache = random_cache(40_000, dtype=dtype)

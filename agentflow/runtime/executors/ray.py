@@ -76,8 +76,10 @@ class RayCluster:
             self._ray.init(address, include_dashboard=False, log_to_driver=False, logging_level=logging.CRITICAL)
         except Exception as error:  # noqa: BLE001 - Ray raises plain ones too
             reason = str(error).strip().splitlines()[0]
-            what = "started" if address in {None, "local"} else "reached"
-            raise ModelError(f"The Ray cluster can't be {what}: {reason}", where=address) from None
+            if address in {None, "local"}:
+                raise ModelError(f"Ray can't be started: {reason}") from None
+            fix = "Is that its head, and has this machine the cluster's token (~/.ray/auth_token, or RAY_AUTH_TOKEN)?"
+            raise ModelError(f"The Ray cluster can't be reached: {reason}", where=address, fix=fix) from None
 
     def engine(self, spec: ModelSpec) -> Engine:
         """Start the actors of a model; the engine that asks them.
