@@ -17,6 +17,7 @@ import pytest
 import torch
 
 from agentflow.errors import ModelError
+from agentflow.evaluation.compare import CompareOptions, compare
 from agentflow.kv.cache import KVCache
 from agentflow.models.engine import Engine
 from agentflow.models.loading import load_model
@@ -28,7 +29,10 @@ from agentflow.runtime.executors.actors.views import Shipped
 from agentflow.runtime.executors.ray import RayCluster
 from agentflow.runtime.flow import load_workflow
 from agentflow.runtime.options import RunOptions
+from agentflow.tasks.registry import make_task
+from agentflow.workflow.loader import parse_workflow
 from tests.adapters.samples import bundle_of
+from tests.cli.conftest import FACTS as CLI_FACTS
 from tests.cli.conftest import save_tiny
 from tests.clusters import CPUS, add_node
 from tests.kv.samples import random_cache
@@ -230,6 +234,27 @@ def test_a_workflow_gives_the_same_results_and_events_as_in_one_process(
         kept = {unit: json.loads(line)["key"] for unit, line in lines(run).items()}
         found[name] = result.outputs, sorted(kind for kind in events if kind != "node_token"), kept
     assert found["here"] == found["there"]
+
+
+def test_a_comparison_measures_on_a_cluster_what_it_measures_here(two: ActorEngine, local: Engine) -> None:
+    workflow = parse_workflow(CLI_FACTS.replace("{model: tiny}", "{model: {source: tests/tiny, model: tiny}}"))
+    task = make_task("private_facts", {"facts": 2, "questions": 2})
+    here, there = (
+        compare(
+            workflow,
+            task,
+            task.items(data=None, limit=1, seed=0),
+            ["text", "cache"],
+            EnginePool(factory=lambda spec, engine=engine: engine),
+            options=CompareOptions(controls=("no message",)),
+        ).rows
+        for engine in (local, two)
+    )
+    assert [(r.arm, r.answers, r.prefilled, r.reused, r.error) for r in there] == [
+        (r.arm, r.answers, r.prefilled, r.reused, r.error) for r in here
+    ]
+    assert [r.nll for r in there] == pytest.approx([r.nll for r in here], abs=1e-4)
+    assert [r.kl for r in there] == pytest.approx([r.kl for r in here], abs=1e-4)
 
 
 def until(true: Callable[[], object], limit: float = 60.0) -> None:
