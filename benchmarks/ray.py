@@ -32,7 +32,7 @@ PAGE = 1024
 def main() -> None:
     """Measure both."""
     asked = arguments(__doc__.splitlines()[0])
-    repetitions = 3 if asked.quick else 9
+    repetitions = 2 if asked.quick else 9
     # More CPUs than there are, so that three actors have a place; no more than two are at work.
     ray.init("local", num_cpus=4, object_store_memory=1 << 30, include_dashboard=False, log_to_driver=False)
     try:
