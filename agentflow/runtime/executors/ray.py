@@ -78,8 +78,8 @@ class RayCluster:
             reason = str(error).strip().splitlines()[0]
             if address in {None, "local"}:
                 raise ModelError(f"Ray can't be started: {reason}") from None
-            fix = "Is that its head, and has this machine the cluster's token (~/.ray/auth_token, or RAY_AUTH_TOKEN)?"
-            raise ModelError(f"The Ray cluster can't be reached: {reason}", where=address, fix=fix) from None
+            fix = "If it lets only those in who have its token, set RAY_AUTH_MODE=token; it is in ~/.ray/auth_token."
+            raise ModelError(f"The Ray cluster can't be reached: {reason}.", where=address, fix=fix) from None
 
     def engine(self, spec: ModelSpec) -> Engine:
         """Start the actors of a model; the engine that asks them.
