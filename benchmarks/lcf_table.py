@@ -1,12 +1,14 @@
 """What every channel between two models carries: held-out answers beside each message's zero and mismatched controls.
 
-    python -m benchmarks.lcf_table -n 100 --bundles FOLDER [--contexts] [--store FILE]
+    python -m benchmarks.lcf_table -n 100 --bundles FOLDER [--contexts shared divergent split] [--only ARM …]
+                                   [--seed N] [--store FILE]
 
-Items are those that `agentflow compare private_facts` makes (seed 0); no training meets them. For every arm: the right
+Items are those that `agentflow compare private_facts` makes; no training meets them. For every arm: the right
 answer's likelihood, the divergence from the receiver that reads the text (both with the answer given, per token), and
 the score of a greedy answer. Answers of one arm are decoded in batches, so no seconds are told. Every finished arm is
 kept in FILE; stopped, the same command goes on. Every bundle of this pair in FOLDER
-is measured.
+is measured. With the contexts shared and another, the last table tells what each arm loses to the other, and how that
+compares with what `c2c` loses.
 """
 
 from __future__ import annotations
@@ -45,6 +47,7 @@ ANSWERER = "Answer the question from the text above. Reply with the answer only,
 REASONER = "Think step by step about what you read, and say why before you say what."
 ORDER = ("c2c", "lcf_mapped", "lcf_slots", "lcf_delta", "lcf_pooled", "lcf_aligned")
 Context = Literal["shared", "divergent", "split"]
+CONTEXTS: tuple[Context, ...] = "shared", "divergent", "split"
 
 
 @dataclass(frozen=True)
@@ -179,17 +182,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("-n", type=int, default=100)
     parser.add_argument("--bundles", type=Path, default=Path("configs/adapters"))
-    parser.add_argument("--contexts", action="store_true", help="also divergent and split contexts, without controls")
+    parser.add_argument("--contexts", nargs="*", choices=CONTEXTS, default=["shared"])
+    parser.add_argument("--only", nargs="*", metavar="ARM", help="these arms, as the table names them")
+    parser.add_argument("--seed", type=int, default=0, help="of the items")
     parser.add_argument("--store", type=Path, default=Path("runs/lcf_table.json"))
     parser.add_argument("--sender", default="smollm2-135m")
     parser.add_argument("--receiver", default="smollm2-135m-26")
     asked = parser.parse_args()
-    items = make_task("private_facts", {"level": "easy"}).items(data=None, limit=asked.n, seed=0)
+    items = make_task("private_facts", {"level": "easy"}).items(data=None, limit=asked.n, seed=asked.seed)
     ends = engine(asked.sender), engine(asked.receiver)
     known: dict[str, Figures] = json.loads(asked.store.read_text()) if asked.store.is_file() else {}
-    arms = arms_of(asked.bundles, *ends)
-    contexts: list[Context] = ["shared", "divergent", "split"] if asked.contexts else ["shared"]
-    for context in contexts:
+    arms = [a for a in arms_of(asked.bundles, *ends) if not asked.only or a.name in asked.only]
+    for context in asked.contexts:
         table = Table(*ends, items, context)
         for arm in arms if context == "shared" else [a for a in arms if _plain(a)]:
             key = f"{context}: {arm.name}"
@@ -198,7 +202,10 @@ def main() -> None:
                 asked.store.parent.mkdir(parents=True, exist_ok=True)
                 asked.store.write_text(json.dumps(known))
                 print(key, {name: round(sum(v) / len(v), 3) for name, v in known[key].items()}, flush=True)
-    print(written(known, contexts))
+    print(written(known, asked.contexts))
+    for context in asked.contexts:
+        if context != "shared" and "shared" in asked.contexts:
+            print(drops(known, context))
     print(json.dumps(describe_machine(ends), default=str))
 
 
@@ -218,7 +225,7 @@ def written(known: dict[str, Figures], contexts: Sequence[Context]) -> str:
         rows = {name.split(": ", 1)[1]: f for name, f in known.items() if name.startswith(f"{context}: ")}
         lines += ["", f"**{context}**", "", _HEAD, "|---|---:|---:|---:|---:|---:|"]
         for name, f in rows.items():
-            alone, right = rows["receiver alone"], rows.get(name.split(",")[0])
+            alone, right = rows.get("receiver alone", f), rows.get(name.split(",")[0])
             lines.append(
                 f"| {name} | {_mean(f['nll'])} | {_apart(f['nll'], alone['nll']) if f is not alone else '–'} | "
                 f"{_apart(f['nll'], right['nll']) if right is not None and right is not f else '–'} | "
@@ -227,6 +234,25 @@ def written(known: dict[str, Figures], contexts: Sequence[Context]) -> str:
     return "\n".join(lines)
 
 
+def drops(known: dict[str, Figures], context: Context) -> str:
+    """The table of what each arm loses from the shared context to another, paired by item, and beside c2c."""
+    lines = ["", f"**{context} − shared**", "", _DROPS, "|---|---:|---:|---:|---:|"]
+    changes = {
+        name: {
+            figure: [b - a for a, b in zip(f[figure], known[f"{context}: {name}"][figure], strict=True)] for figure in f
+        }
+        for name, f in ((key.removeprefix("shared: "), f) for key, f in known.items() if key.startswith("shared: "))
+        if f"{context}: {name}" in known
+    }
+    for name, change in changes.items():
+        beside = changes["c2c"] if name != "c2c" and "c2c" in changes else None
+        cells = [mean_interval(change[figure], seed=0).text(3, sign=True) for figure in ("nll", "score")]
+        cells += [_apart(change[figure], beside[figure]) if beside else "–" for figure in ("nll", "score")]
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+_DROPS = "| arm | NLL | score | NLL, beside c2c's | score, beside c2c's |"
 _HEAD = "| arm | NLL | Δ to the receiver alone | Δ to the right message | KL | score |"
 
 

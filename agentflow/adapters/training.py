@@ -23,6 +23,7 @@ from agentflow.adapters.card import End
 from agentflow.adapters.checkpoint import load_state, save_state
 from agentflow.adapters.examples import Example, load_samples, make_examples
 from agentflow.adapters.fitting import FitLog, distinct, fit
+from agentflow.adapters.matching import with_layers
 from agentflow.adapters.objective import objective
 from agentflow.adapters.passes import Measured, Message, Pair
 from agentflow.adapters.recipe import Recipe
@@ -91,15 +92,16 @@ class Training:
 
         self.recipe, self.pair, self.work, self.shown = recipe, pair, work, shown
         marks = pair.sender.fingerprint, pair.receiver.fingerprint
+        trained, self.held_out_samples = load_samples(recipe.data, recipe.seed)
+        arguments = with_layers(recipe.arguments, pair, distinct(trained, len(trained)))
         torch.manual_seed(recipe.seed)
-        self.adapter: Adapter = make_adapter(recipe.adapter, marks[0].geometry, marks[1].geometry, recipe.arguments)
+        self.adapter: Adapter = make_adapter(recipe.adapter, marks[0].geometry, marks[1].geometry, arguments)
         on_cpu = pair.receiver.loaded.device.type == "cpu"
         self.accelerator: Any = Accelerator(mixed_precision=recipe.mixed_precision, cpu=on_cpu)
         optimizer = torch.optim.AdamW(
             self.adapter.parameters(), recipe.learning_rate, weight_decay=recipe.weight_decay, fused=True
         )
         self.prepared, self.optimizer = self.accelerator.prepare(self.adapter, optimizer)
-        trained, self.held_out_samples = load_samples(recipe.data, recipe.seed)
         self.samples, ends = trained, (pair.sender, pair.receiver, self.adapter.place)
         self.examples, self.held_out = make_examples(trained, *ends), make_examples(self.held_out_samples, *ends)
         told = recipe.model_dump(mode="json"), [asdict(mark) for mark in marks]
