@@ -6,6 +6,8 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 N ?= 6
 # `EXTRAS=dev,ray` runs the tests of these extras as well; without, they are skipped, and say so.
 EXTRAS ?= dev
+comma := ,
+DEV := $(VENV)/.installed-$(subst $(comma),-,$(EXTRAS))
 # Commas would end an argument of $(if).
 CHANNELS ?= text,cache,latent_briefing
 
@@ -18,13 +20,13 @@ demo: $(VENV)/.installed
 
 # Tiny models gain nothing by a second thread: with one the suite takes half the time.
 test: export OMP_NUM_THREADS ?= 1
-test: $(VENV)/.installed-dev
+test: $(DEV)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/pytest -m "not slow and not gpu"
 
-test-slow: $(VENV)/.installed-dev
+test-slow: $(DEV)
 	$(BIN)/pytest -m "slow and not gpu"
 
 # Benchmarks beside their peers; the last line of each is one JSON object.
@@ -43,7 +45,7 @@ $(VENV)/.installed: $(VENV)/bin/python pyproject.toml constraints.txt
 	$(PIP) install --quiet --constraint constraints.txt --editable .
 	touch $@
 
-$(VENV)/.installed-dev: $(VENV)/.installed
+$(DEV): $(VENV)/.installed
 	$(PIP) install --quiet --constraint constraints.txt --editable '.[$(EXTRAS)]'
 	touch $@
 

@@ -10,8 +10,10 @@ from pathlib import Path
 
 import pytest
 
+import agentflow
 from agentflow.channels.base import Message, Task
 from agentflow.channels.cache import CacheChannel
+from agentflow.errors import ModelError
 from agentflow.kv.payload import Turn
 from agentflow.models.chat import render
 from tests.cli.conftest import FACTS, save_tiny
@@ -104,6 +106,14 @@ def test_the_python_example_gives_the_same_answer_over_both_channels():
     text, cache = done.stdout.splitlines()
     assert text.startswith("text: ")
     assert text.split("(")[0].removeprefix("text") == cache.split("(")[0].removeprefix("cache")
+
+
+def test_a_model_that_has_to_be_made_first_is_told_before_another_one_is_loaded(tmp_path, monkeypatch):
+    monkeypatch.setenv("AGENTFLOW_CACHE", str(tmp_path))
+    monkeypatch.setattr("agentflow.models.pool.load_model", lambda *_: pytest.fail("a model was loaded"))
+    flow = agentflow.load_workflow(ROOT / "examples" / "two_models" / "workflow.yaml")
+    with pytest.raises(ModelError, match="'smollm2-135m-26' is not made on this machine yet"):
+        flow.run({"facts": ["the code is seven"], "questions": ["what code?"]})
 
 
 def test_the_two_models_example_fits_by_the_bundle_that_ships_for_them(tmp_path, monkeypatch):

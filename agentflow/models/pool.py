@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TypeAlias
 
-from agentflow.models.embedded import Progress, silent
+from agentflow.models.embedded import Progress, on_disk, silent
 from agentflow.models.engine import Engine
 from agentflow.models.loading import load_model
 from agentflow.models.remote import RemoteModel
@@ -41,6 +41,16 @@ class EnginePool:
             if spec not in self._engines:
                 self._engines[spec] = self._factory(spec)
             return self._engines[spec]
+
+    def require(self, specs: Iterable[ModelSpec]) -> None:
+        """Refuse models that can't be had, as far as that is seen without asking anybody, before one is loaded.
+
+        Raises:
+            ModelError: a folder without a model, or one that has to be made first.
+        """
+        for spec in specs:
+            if self._factory == self._load and spec.remote is None and spec not in self._engines:
+                on_disk(spec)
 
     def speaker(self, spec: ModelSpec) -> Speaker:
         """What answers for an agent on `spec`. Raises `ModelError` as `get` does, or where a key is not set."""

@@ -87,6 +87,7 @@ class Orchestrator:
             UserError: a model can't be loaded.
             KeyboardInterrupt: passed on after running batches have ended.
         """
+        self.engines.require({self.binding.model_of(n) for n in self._order if not self.binding.is_called(n)})
         awaited = Counter(parent for parents in self._parents.values() for parent in parents)
         awaited.update(one for node in self._order for one in self.binding.workflow.layout.predecessors(node))
         states = {
