@@ -1,7 +1,7 @@
 """SQuAD 1.1 and 2.0 (Rajpurkar et al. 2016 and 2018, arXiv 1606.05250, 1806.03822): questions about one paragraph.
 
-Reads the official JSON, or lines of {id, title, context, question, answers: {text: [...]}}, either one gzipped. The
-data are licensed CC BY-SA 4.0; none of it is in this package.
+Reads the official JSON, or lines of {id, title, context, question, answers} with the answers as a list, or as the hub's
+{text: [...]}; either one gzipped. The data are licensed CC BY-SA 4.0; none of it is in this package.
 """
 
 from __future__ import annotations
@@ -89,9 +89,10 @@ def _questions(record: Record) -> Iterator[Record]:
 def _flat(record: Record) -> Record:
     """A record that is one question with its paragraph."""
     answers = record.need("answers")
-    texts = answers.get("text") if isinstance(answers, dict) else None
-    if not isinstance(texts, list) or not all(_is_text(text) for text in texts):
-        raise record.wrong("'answers' must be an object with the list of texts 'text'.")
+    given = answers.get("text") if isinstance(answers, dict) else answers
+    texts = [a.get("text") if isinstance(a, dict) else a for a in given] if isinstance(given, list) else [None]
+    if not all(_is_text(text) for text in texts):
+        raise record.wrong("'answers' must be a list of texts, or of objects with a 'text', or {text: [...]}.")
     title = record.values.get("title") or "Article"
     known = {"title": title, "texts": [record.text("context").strip()], "at": 0, "answers": texts}
     return replace(record, values={**record.values, **known})

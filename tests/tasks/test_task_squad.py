@@ -50,9 +50,21 @@ def test_lines_of_one_question_each_are_read_too(tmp_path: Path) -> None:
     path.write_text(json.dumps(line) + "\n" + json.dumps({**line, "id": "b", "answers": {"text": []}}) + "\n")
     (found,) = items(path)
     assert (found.id, found.answers) == ("a", (("tall",),))
-    path.write_text(json.dumps(line) + "\n" + json.dumps({**line, "id": "b", "answers": ["tall"]}) + "\n")
-    with pytest.raises(DataError, match=r"lines\.jsonl:2.*'answers' must be an object"):
-        items(path)
+    for given in (["tall", "high"], [{"text": "tall", "answer_start": 6}, {"text": "high"}]):
+        path.write_text(json.dumps({**line, "answers": given}) + "\n" + json.dumps({**line, "id": "b", "answers": []}))
+        assert [one.answers for one in items(path)] == [(("tall", "high"),)]
+    for wrong in ("tall", {"text": "tall"}, [1], [{"answer_start": 6}]):
+        path.write_text(json.dumps(line) + "\n" + json.dumps({**line, "id": "b", "answers": wrong}) + "\n")
+        with pytest.raises(DataError, match=r"lines\.jsonl:2.*'answers' must be a list of texts"):
+            items(path)
+
+
+def test_the_real_file_is_read(real: Callable[[str], Path]) -> None:
+    found = items(real("squad/squadv2_500.jsonl"))
+    assert len(found) == 103
+    for one in found:
+        (document,) = one.inputs["documents"]
+        assert all(answer in document["text"] for answer in one.answers[0])
 
 
 def test_unanswerable_questions_are_left_out(write: Make) -> None:
