@@ -124,6 +124,7 @@ def loader(executor: str) -> Iterator[Callable[[Sequence[Any]], EnginePool]]:
 
 
 def _filled(pool: EnginePool, specs: Sequence[Any]) -> EnginePool:
+    pool.require(specs)
     for spec in dict.fromkeys(specs):
         pool.speaker(spec)
     return pool

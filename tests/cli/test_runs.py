@@ -181,7 +181,7 @@ def test_a_dry_run_loads_no_model_writes_nothing_and_says_why(cli, run, place, m
     gone = Unit(read_manifest(folder)["items"][0], "answer", 1)
     lose(folder, lambda unit: unit == gone)
     before = {path: path.read_bytes() for path in folder.iterdir()}
-    monkeypatch.setattr("agentflow.cli.going.load_engines", None)  # would fail
+    monkeypatch.setattr("agentflow.cli.going.loader", None)  # would fail
     lines = cli("runs", "resume", "last", "--dry-run").out.splitlines()
     assert lines[0] == f"{folder.name}: 2 items; 5 done, 1 runs"
     assert lines[1:] == ["read · 2 done", "└─ cache → answer · 3 done, 1 runs (no result yet)"]
