@@ -37,11 +37,11 @@ QWEN25_05B, QWEN3_06B = Geometry(((2, 64, 64),) * 24), Geometry(((8, 128, 128),)
 
 def main() -> None:
     """Measure and report."""
-    chosen = arguments(__doc__ or "")
+    chosen = arguments(__doc__ or "", width=(NARROW, "of the narrow fuser"))
     ours = engine(chosen.model)
     geometry = ours.fingerprint.geometry
     layers = len(geometry.layers)
-    narrow = Fusing(geometry, NARROW, LENGTH)
+    narrow = Fusing(geometry, chosen.width, LENGTH)
     wide = Fusing(Geometry(geometry.layers[:WIDE_LAYERS]), PUBLISHED, WIDE_LENGTH)
     ids = torch.randint(0, 1000, (LENGTH,), generator=torch.Generator().manual_seed(0)).tolist()
     ways: dict[str, Callable[[], Any]] = {
@@ -68,7 +68,7 @@ def main() -> None:
         "fuse_over_receiver_prefill_published_width": wide_over_prefill,
         "train_tokens_over_bare": paired(seconds["bare step"], seconds["step"]),
     }
-    report("Cache-to-Cache", seconds, figures, width=NARROW, length=LENGTH, model=chosen.model)
+    report("Cache-to-Cache", seconds, figures, width=chosen.width, length=LENGTH, model=chosen.model)
 
 
 class Fusing:

@@ -22,11 +22,13 @@ from agentflow.models.spec import resolve_model
 console = Console(width=110, highlight=False)
 
 
-def arguments(what: str) -> argparse.Namespace:
-    """`--quick` (under 50 s on two cores) and `--model`."""
+def arguments(what: str, **numbers: tuple[int, str]) -> argparse.Namespace:
+    """`--quick` (under 50 s on two cores), `--model`, and what else is a number: its default and what it is."""
     parser = argparse.ArgumentParser(description=what)
     parser.add_argument("--quick", action="store_true", help="fewer repetitions, under 50 s on two cores")
     parser.add_argument("--model", default="smollm2-135m")
+    for name, (default, meaning) in numbers.items():
+        parser.add_argument(f"--{name}", type=int, default=default, help=f"{meaning} (default: {default})")
     return parser.parse_args()
 
 

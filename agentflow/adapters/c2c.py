@@ -63,9 +63,9 @@ class FeedForward(nn.Module):
         """The same of `x` by its root mean square: the norm's weight goes into the matrix, which has fewer rows."""
         return F.gelu(unit @ (self.up.weight * self.norm.weight).t())
 
-    def onto(self, x: Tensor, unit: Tensor) -> Tensor:
-        """The whole block in evaluation, for `(T, width)`: the sum is begun with `x`."""
-        return torch.addmm(x, self.inner_of_unit(unit), self.down.weight.t())
+    def onto(self, x: Tensor, unit: Tensor) -> None:
+        """The whole block in evaluation, written over `x (T, width)`."""
+        x.addmm_(self.inner_of_unit(unit), self.down.weight.t())
 
 
 class Fuser(nn.Module):
@@ -106,25 +106,25 @@ class Fuser(nn.Module):
             return self._drawn_gate(weight, temperature) * weight * projected
         return (weight * projected).masked_fill(self.gate <= 0, 0.0)  # a product with 0 could be no number
 
-    def fuse(self, sender: Tensor, receiver: Tensor) -> Tensor:
-        """`receiver (heads, T, head_dim)` with what an open gate adds in evaluation: `forward` in fewer products.
+    def added(self, sender: Tensor, receiver: Tensor) -> Tensor:
+        """What an open gate adds to `receiver (heads, T, head_dim)` in evaluation: `forward` in fewer products.
 
-        Sums are begun with what they are added to, heads come out of the last product in their own order, and the
-        weight's block ends in one product of `heads` columns, where its formula has two.
+        Sums are begun with what they are added to, or made in place, heads come out of the last product in their own
+        order, and the weight's block ends in one product of `heads` columns, where its formula has two.
         """
         joined, of_sender = self.join.weight, sender.shape[0] * sender.shape[2]
         hidden = torch.addmm(self.join.bias, flat(sender), joined[:, :of_sender].t())
         hidden.addmm_(flat(receiver), joined[:, of_sender:].t())
-        hidden = self.shared.onto(hidden, _unit(hidden))
+        self.shared.onto(hidden, _unit(hidden))
         unit = _unit(hidden)
         weight = torch.addmm(self.weight.bias[:, None], self.weight.weight, hidden.t())
         weight.addmm_(self.weight.weight @ self.weight_block.down.weight, self.weight_block.inner_of_unit(unit).t())
         for n, block in enumerate(cast(list[FeedForward], list(self.blocks))):
-            hidden = block.onto(hidden, _unit(hidden) if n else unit)
+            block.onto(hidden, _unit(hidden) if n else unit)
         columns = self.project.weight.view(self.heads, -1, hidden.shape[1]).transpose(1, 2)
         bias = self.project.bias.view(self.heads, 1, -1)
         projected = torch.baddbmm(bias, hidden.expand(self.heads, -1, -1), columns)
-        return torch.addcmul(receiver, weight.sigmoid_().unsqueeze(-1), projected)
+        return projected.mul_(weight.sigmoid_().unsqueeze(-1))
 
     def _drawn_gate(self, like: Tensor, temperature: float) -> Tensor:
         """A Gumbel-sigmoid draw for each token and head: a difference of two Gumbels is logistic."""
@@ -214,13 +214,15 @@ class C2C(Adapter):
     def decode(self, codes: Mapping[str, Tensor], cache: KVCache, ropes: Ropes, partners: Tensor) -> KVCache:
         """Fuse; positions without a partner and layers whose gate is shut stay as they are, bit by bit."""
         del ropes
-        pairing = _Pairing(partners)
-        keys, values = list(cache.keys), list(cache.values)
+        if not any(map(any, self.open_gates)):
+            return cache
+        pairing, fused = _Pairing(partners), cache.copied()
         for n, (source, is_open) in enumerate(zip(self.pairs, self.open_gates, strict=True)):
-            for own, part, fusers, fused in zip((keys, values), ("key", "value"), self.fusers, is_open, strict=True):
-                if fused:
-                    own[n] = pairing.fused(fusers[n], self._part(codes, source, part, pairing.least), own[n])
-        return replace(cache, keys=tuple(keys), values=tuple(values), _arena=None)
+            parts = zip((fused.keys, fused.values), ("key", "value"), self.fusers, is_open, strict=True)
+            for own, part, fusers, opened in parts:
+                if opened:
+                    pairing.fuse(fusers[n], self._part(codes, source, part, pairing.least), own[n])
+        return fused
 
     def _part(self, codes: Mapping[str, Tensor], layer: int, part: str, least: int) -> Tensor:
         """Keys or values of a sender's layer, if they are of its shape and of at least so many positions."""
@@ -255,14 +257,15 @@ class _Pairing:
         )
         self._on: dict[torch.device, tuple[Tensor | None, Tensor | None]] = {}
 
-    def fused(self, fuser: Fuser, theirs: Tensor, own: Tensor) -> Tensor:
-        """`own (heads, T, dim)` with `theirs (sender_heads, S, sender_dim)` fused in."""
+    def fuse(self, fuser: Fuser, theirs: Tensor, own: Tensor) -> None:
+        """Fuse `theirs (sender_heads, S, sender_dim)` into `own (heads, T, dim)`, in place."""
         chosen, places = self._at(theirs.device)[0], self._at(own.device)[1]
         sender = theirs[:, : self.least] if chosen is None else theirs.index_select(1, chosen)
         sender = sender.to(own.device, own.dtype, non_blocking=True)
         if places is None:
-            return fuser.fuse(sender, own)
-        return own.index_copy(1, places, fuser.fuse(sender, own.index_select(1, places)))
+            own.add_(fuser.added(sender, own))
+        else:
+            own.index_add_(1, places, fuser.added(sender, own.index_select(1, places)))
 
     def _at(self, device: torch.device) -> tuple[Tensor | None, Tensor | None]:
         if device not in self._on:

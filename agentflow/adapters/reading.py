@@ -34,9 +34,9 @@ class Readings:
             found = self._held.get(ids)
             if found is None:
                 found = self._held[ids] = self._engine.prefill(ids)
-                self._bytes += found.nbytes
+                self._bytes += found.buffer_bytes
             self._held.move_to_end(ids)
             while self._bytes > self._budget and len(self._held) > 1:
                 _, oldest = self._held.popitem(last=False)
-                self._bytes -= oldest.nbytes
+                self._bytes -= oldest.buffer_bytes
             return found

@@ -38,6 +38,16 @@ class Arena:
             self.used += n
             return True
 
+    def first(self, n: int) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+        """Views of the keys and of the values of the first `n` entries."""
+        return tuple(b[:, :n] for b in self.keys), tuple(b[:, :n] for b in self.values)
+
+    @classmethod
+    def of(cls, keys: Sequence[Tensor], values: Sequence[Tensor], used: int) -> Arena:
+        """A copy of `keys` and `values` in new buffers, with room behind; `used` entries count as written."""
+        capacity = max(MINIMUM, int(used * GROWTH))
+        return cls([_grown(k, capacity) for k in keys], [_grown(v, capacity) for v in values], used)
+
     @staticmethod
     def append(
         arena: Arena | None,
@@ -49,14 +59,12 @@ class Arena:
         """Put `new` behind `keys, values`; returns the arena used and the views of old and new together."""
         length, n = keys[0].shape[1], new_keys[0].shape[1]
         if arena is None or not arena._claim(length, n):
-            capacity = max(MINIMUM, int((length + n) * GROWTH))
-            arena = Arena([_grown(k, capacity) for k in keys], [_grown(v, capacity) for v in values], length + n)
+            arena = Arena.of(keys, values, length + n)
         with torch.inference_mode(False), torch.no_grad():
             for buffers, news in ((arena.keys, new_keys), (arena.values, new_values)):
                 for buffer, new in zip(buffers, news, strict=True):
                     buffer[:, length : length + n].copy_(new)
-        end = length + n
-        return arena, tuple(b[:, :end] for b in arena.keys), tuple(b[:, :end] for b in arena.values)
+        return (arena, *arena.first(length + n))
 
 
 def _grown(tensor: Tensor, capacity: int) -> Tensor:

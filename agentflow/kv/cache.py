@@ -156,6 +156,12 @@ class KVCache:
         """The part that stands at `position` and behind it; itself from 0 on."""
         return self if position == 0 else self.select(self.positions >= position)
 
+    def copied(self) -> KVCache:
+        """The same entries in memory of its own, with room behind them: to be written before anyone else has it."""
+        arena = Arena.of(self.keys, self.values, len(self))
+        keys, values = arena.first(len(self))
+        return replace(self, keys=keys, values=values, _arena=arena)
+
     def blanked(self) -> KVCache:
         """The same positions, every key and value zero."""
         keys, values = (tuple(torch.zeros_like(t) for t in part) for part in (self.keys, self.values))

@@ -51,3 +51,16 @@ def test_entries_that_want_a_gradient_are_held_without_their_graph() -> None:
     assert not grown.keys[0].requires_grad
     twice = grown.extend(keys, values)
     assert not twice.keys[0].requires_grad
+
+
+def test_a_copy_may_be_written_without_a_trace_in_what_it_was_made_of_and_is_extended_without_another() -> None:
+    cache = random_cache(5)
+    before = [t.clone() for t in (*cache.keys, *cache.values)]
+    copy = cache.copied()
+    for tensor in (*copy.keys, *copy.values):
+        tensor.add_(1)
+    assert all(torch.equal(a, b) for a, b in zip((*cache.keys, *cache.values), before, strict=True))
+    longer = copy.extend(*random_entries(3))
+    assert [t.data_ptr() for t in longer.keys] == [t.data_ptr() for t in copy.keys]
+    assert torch.equal(longer.keys[0][:, :5], cache.keys[0] + 1)
+    assert (longer.next_position, longer.positions.tolist()) == (cache.next_position + 3, list(range(8)))
