@@ -18,6 +18,7 @@ _WANTED = {
     "bool": "must be true or false",
     "string": "must be a text",
     "list": "must be a list",
+    "tuple": "must be a list",
     "dict": "must be a mapping",
 }
 _BOUNDS = {
@@ -26,6 +27,7 @@ _BOUNDS = {
     "less_than_equal": ("at most", "le"),
     "less_than": ("less than", "lt"),
 }
+_LENGTHS = {"too_short": ("at least", "min_length"), "too_long": ("at most", "max_length")}
 
 
 def checked(
@@ -109,4 +111,7 @@ def _requirement(problem: ErrorDetails) -> str:
     if kind in _BOUNDS:
         words, key = _BOUNDS[kind]
         return f"must be {words} {context[key]}"
+    if kind in _LENGTHS:
+        words, key = _LENGTHS[kind]
+        return f"must have {words} {context[key]} entr{'y' if context[key] == 1 else 'ies'}"
     return _WANTED.get(kind.partition("_")[0], f"is wrong ({problem['msg']})")

@@ -26,7 +26,7 @@ from torch import Tensor
 from agentflow.adapters.base import Adapter, Place
 from agentflow.adapters.bundle import open_bundle
 from agentflow.adapters.card import CARD
-from agentflow.adapters.examples import Example, Sample, make_examples, samples_of
+from agentflow.adapters.examples import Example, Sample, divided, make_examples, samples_of
 from agentflow.adapters.passes import Message, Pair
 from agentflow.adapters.recipe import DataRecipe
 from agentflow.adapters.wire import CodeBits, pack, unpack
@@ -150,10 +150,7 @@ def _in_context(item: Item, context: Context) -> Sample:
     if context == "divergent":
         return replace(sample, system=REASONER)
     if context == "split":
-        facts = item.inputs["facts"]
-        wanted = next(n for n, fact in enumerate(facts) if item.answers[0][0] in fact)
-        theirs = [fact for n, fact in enumerate(facts) if (n + wanted) % 2 == 0]
-        own = [fact for fact in facts if fact not in theirs]
+        theirs, own = divided(item.inputs["facts"], item.answers[0][0])
         return replace(sample, context=READ.replace("{context}", " ".join(theirs)), own_context=" ".join(own))
     return sample
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,7 @@ from agentflow.models.alignment import align, spans_of
 from agentflow.models.chat import anchor, conversation, render, reply_frame, shared_length
 from agentflow.models.engine import Engine
 from agentflow.tasks.base import Item
+from agentflow.tasks.draws import Draws
 from agentflow.tasks.files import read_items
 from agentflow.tasks.records import Record
 from agentflow.tasks.registry import make_task
@@ -120,19 +121,37 @@ def _example(sample: Sample, sender: Any, receiver: Any, place: Place) -> Exampl
 def samples_of(items: Sequence[Item], data: DataRecipe) -> list[Sample]:
     """A task's items as samples, one a question, in the words of a recipe's data."""
     found = []
-    for item in items:
-        given, own = item.inputs, ""
-        if "facts" in given:
-            context, questions = " ".join(given["facts"]), given["questions"]
-        elif "documents" in given:
-            context, own = _listed(given["documents"]), _listed(given.get("own_documents", ()))
-            questions = [given["question"]]
-        else:
-            context, own, questions = given["context"], given["own_context"], [given["question"]]
-        read = data.read.replace("{context}", context)
-        told = data.sender_system, data.receiver_system
-        found += [Sample(read, q, answers[0], own, *told) for q, answers in zip(questions, item.answers, strict=True)]
+    for number, item in enumerate(items):
+        drawn = Draws(f"context:{number}")
+        system, own_system = (_one_of(told, drawn) for told in (data.sender_system, data.receiver_system))
+        split = drawn.below(1000) < round(1000 * data.split)
+        for context, own, question, answer in _texts(item, split):
+            found.append(Sample(data.read.replace("{context}", context), question, answer, own, system, own_system))
     return found
+
+
+def divided(facts: Sequence[str], answer: str) -> tuple[list[str], list[str]]:
+    """Every second fact, one that has the answer among them, and the others: what the two ends of an edge may know."""
+    wanted = next((n for n, fact in enumerate(facts) if answer in fact), 0)
+    return list(facts[wanted % 2 :: 2]), list(facts[1 - wanted % 2 :: 2])
+
+
+def _texts(item: Item, split: bool) -> Iterator[tuple[str, str, str, str]]:
+    """For each question what the sender reads, what the receiver reads itself, the question, and the answer."""
+    given = item.inputs
+    if "facts" in given:
+        for question, (answer, *_) in zip(given["questions"], item.answers, strict=True):
+            theirs, own = divided(given["facts"], answer) if split else (given["facts"], ())
+            yield " ".join(theirs), " ".join(own), question, answer
+    elif "documents" in given:
+        read_itself = _listed(given.get("own_documents", ()))
+        yield _listed(given["documents"]), read_itself, given["question"], item.answers[0][0]
+    else:
+        yield given["context"], given["own_context"], given["question"], item.answers[0][0]
+
+
+def _one_of(told: str | Sequence[str], drawn: Draws) -> str:
+    return told if isinstance(told, str) else drawn.choice(told)
 
 
 def _listed(documents: Sequence[Mapping[str, str]]) -> str:

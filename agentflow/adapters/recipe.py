@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from math import cos, pi
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -12,6 +12,9 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 class _Model(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+Instructions = str | Annotated[tuple[str, ...], Field(min_length=1)]
 
 
 class DataRecipe(_Model):
@@ -29,8 +32,17 @@ class DataRecipe(_Model):
     train: int = Field(default=1000, ge=1, description="at most so many items to train on")
     held_out: int = Field(default=32, ge=1, description="so many items to validate on")
     read: str = Field(default="{context}", description="the sender's prompt; {context} is what it reads")
-    sender_system: str = Field(default="", description="the sender's instructions, as of an agent")
-    receiver_system: str = Field(default="", description="the receiver's")
+    sender_system: Instructions = Field(
+        default="", description="the sender's instructions, as of an agent; of several, one is drawn for each text"
+    )
+    receiver_system: Instructions = Field(default="", description="the receiver's")
+    split: float = Field(
+        default=0.0,
+        ge=0,
+        le=1,
+        description="share of the generated texts whose facts are divided: every second one, that which is asked for "
+        "among them, is the sender's, and the receiver reads the rest itself",
+    )
 
     @model_validator(mode="after")
     def _file_where_needed(self) -> DataRecipe:
@@ -38,6 +50,8 @@ class DataRecipe(_Model):
             raise ValueError(
                 f"{self.task} {'needs a' if self.file is None else 'makes its own items and takes no'} file"
             )
+        if self.split and self.task != "private_facts":
+            raise ValueError(f"'split' divides generated facts, and {self.task} has none")
         if "{context}" not in self.read:
             raise ValueError("'read' says nowhere {context}, so the sender would read nothing")
         return self

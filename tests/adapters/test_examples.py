@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 
 import pytest
 import torch
+from pydantic import ValidationError
 
 from agentflow.adapters.base import make_adapter
 from agentflow.adapters.examples import Sample, load_samples, make_examples
@@ -69,6 +71,34 @@ def test_contexts_that_differ_come_from_lines_and_from_split_questions(tmp_path)
     recipe = DataRecipe(task="hotpotqa", file=hotpot, held_out=1, settings={"setting": "split"})
     (sample,) = load_samples(recipe, 0)[0]
     assert {"T0", "T1"} == {name for name in ("T0", "T1") if (name in sample.context) != (name in sample.own_context)}
+
+
+def test_of_several_instructions_one_is_drawn_for_each_text_and_half_of_its_facts_may_be_the_receivers():
+    data = DataRecipe(
+        settings={"facts": 5, "questions": 3}, train=60, sender_system=("Read.", ""), receiver_system="Say.", split=0.5
+    )
+    trained, held_out = load_samples(data, 0)
+    texts = [trained[n : n + 3] for n in range(0, 180, 3)]
+    assert all(len({(s.system, bool(s.own_context)) for s in text}) == 1 for text in texts)
+    kinds = Counter((text[0].system, bool(text[0].own_context)) for text in texts)
+    assert set(kinds) == {("Read.", False), ("Read.", True), ("", False), ("", True)}
+    assert min(kinds.values()) > 5
+    whole = load_samples(data.model_copy(update={"split": 0.0}), 0)[0]
+    for sample, same in zip(trained, whole, strict=True):
+        assert sample.answer in sample.context
+        assert sample.answer not in sample.own_context
+        together = f"{sample.context} {sample.own_context}".strip()
+        assert sorted(together.replace(".", "").split()) == sorted(same.context.replace(".", "").split())
+    assert load_samples(data, 0)[1] == held_out
+    assert {s.own_system for s in trained} == {"Say."}
+
+
+@pytest.mark.parametrize(
+    "told", [{"sender_system": []}, {"split": 1.5}, {"task": "squad", "file": "squad.json", "split": 0.5}]
+)
+def test_data_that_can_have_no_such_contexts_are_refused(told):
+    with pytest.raises(ValidationError, match=next(k for k in ("sender_system", "split") if k in told)):
+        DataRecipe.model_validate(told)
 
 
 def test_questions_of_squad_are_samples_with_their_paragraph_at_the_sender(tmp_path):
