@@ -12,6 +12,8 @@ from pydantic import BaseModel, ConfigDict
 
 from agentflow.errors import UserError
 
+MOST_MADE = 100_000  # items of a generated task; they are held in memory together
+
 
 class TaskSettings(BaseModel):
     """Settings of a task; an unknown key is an error, and nobody changes them later."""
@@ -85,7 +87,10 @@ class Task(ABC):
         return {metric: sum(row[metric] for row in rows) / len(rows) for metric in self.metrics}
 
 
-def check_limit(limit: int | None) -> None:
-    """Raise `UserError` for a limit below 1; None means no limit."""
+def check_limit(limit: int | None, most: int | None = None) -> None:
+    """Raise `UserError` for a limit below 1 or above `most`; None means no limit."""
     if limit is not None and limit < 1:
         raise UserError(f"The number of items must be at least 1, not {limit}.", where="limit")
+    if limit is not None and most is not None and limit > most:
+        fix = "Take fewer; another seed makes others."
+        raise UserError(f"At most {most:,} items are made, not {limit:,}.", where="limit", fix=fix)

@@ -11,7 +11,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from agentflow.tasks.base import Item, Task, TaskSettings, check_limit
+from agentflow.tasks.base import MOST_MADE, Item, Task, TaskSettings, check_limit
 from agentflow.tasks.comparisons import TOPICS, compare
 from agentflow.tasks.draws import Draws
 from agentflow.tasks.files import LeftOut, read_items
@@ -36,7 +36,9 @@ class DebateSettings(TaskSettings):
         le=16,
         description="Pieces of evidence per side about something else (with a data file: at most).",
     )
-    count: int = Field(default=100, ge=1, description="Items to make when neither data nor limit is given.")
+    count: int = Field(
+        default=100, ge=1, le=MOST_MADE, description="Items to make when neither data nor limit is given."
+    )
     split_half: Half = Field(
         default="all",
         description="With a data file: all items, or the tuning or reporting half (SHA-256 of the id).",
@@ -61,7 +63,7 @@ class Debate(Task):
 
     def items(self, *, data: Path | None, limit: int | None, seed: int) -> list[Item]:
         """Return generated items (`limit`, or the setting `count`) or, given `data`, those of the file."""
-        check_limit(limit)
+        check_limit(limit, None if data else MOST_MADE)
         if data is not None:
             return read_items(data, lambda record: self._read(record, seed))[:limit]
         return [self._make(index, seed) for index in range(limit or self.settings.count)]

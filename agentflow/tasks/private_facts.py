@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field, model_validator
 
 from agentflow.errors import UserError
-from agentflow.tasks.base import Item, Task, TaskSettings, check_limit
+from agentflow.tasks.base import MOST_MADE, Item, Task, TaskSettings, check_limit
 from agentflow.tasks.draws import Draws
 from agentflow.tasks.scores import best_over, contains, named_first
 from agentflow.tasks.words import ADJECTIVES, NOUNS, distinct, made_up_name, unlike_names
@@ -47,7 +47,7 @@ class PrivateFactsSettings(TaskSettings):
     level: Literal["easy", "medium", "hard"] | None = Field(
         default=None, description="A preset of facts, questions and hops; any of them given as well wins."
     )
-    count: int = Field(default=100, ge=1, description="Items to make when no limit is given.")
+    count: int = Field(default=100, ge=1, le=MOST_MADE, description="Items to make when no limit is given.")
 
     @model_validator(mode="before")
     @classmethod
@@ -120,7 +120,7 @@ class PrivateFacts(Task):
 
     def items(self, *, data: Path | None, limit: int | None, seed: int) -> list[Item]:
         """Return `limit` items (None: the setting `count`); item i depends on seed, i and settings only."""
-        check_limit(limit)
+        check_limit(limit, MOST_MADE)
         if data is not None:
             raise UserError("Task 'private_facts' makes its own items.", where=str(data), fix="Drop --data.")
         return [self._make(index, seed) for index in range(limit or self.settings.count)]
