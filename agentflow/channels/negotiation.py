@@ -75,12 +75,6 @@ def check_channel(name: str, settings: Mapping[str, Any] | None = None) -> None:
         make_channel(name, settings)
 
 
-def check_name(name: str) -> None:
-    """Refuse a channel that does not exist. Raises `ChannelError`."""
-    if name != AUTO:
-        get_channel(name)
-
-
 def negotiate(
     tried: list[Channel], sender: ModelSpec | None, receiver: ModelSpec | None, text_only: str = ""
 ) -> Choice:

@@ -60,15 +60,15 @@ def stoppable(runs: Path, go_on: str) -> Iterator[Tally]:
 
 def workflow_on(ref: str, channel: str | None) -> Workflow:
     """A workflow by path or shipped name, with every edge that is not fixed on `channel` where one is given."""
-    from agentflow.channels.negotiation import check_name
+    from agentflow.cli.specs import channel_spec
     from agentflow.workflow.loader import load_workflow
 
     workflow = load_workflow(ref)
     if channel is None:
         return workflow
-    check_name(channel)  # a clear error before the edges are replaced
+    spec = channel_spec(channel)  # a clear error before the edges are replaced
     require_edges(workflow, "--channel")
-    return workflow.with_channel(channel)
+    return workflow.with_channel(spec)
 
 
 def settled_line(entry: Mapping[str, Any]) -> str:

@@ -183,5 +183,7 @@ tools_option = click.option(
     "--tools", "tools_file", type=FILE, metavar="FILE", help="A Python file whose functions the workflow may call."
 )
 channel_option = click.option(
-    "--channel", metavar="CHANNEL", help="Send every message over this channel, but for fixed edges."
+    "--channel",
+    metavar="CHANNEL",
+    help="Send every message over this channel, but for fixed edges: NAME or {name: NAME, setting: value}.",
 )

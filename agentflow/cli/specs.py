@@ -18,24 +18,25 @@ def channel_specs(text: str, option: str = "--channels") -> list[ChannelSpec]:
     Raises:
         UserError: not such a list, an unknown channel or setting, or the same channel twice.
     """
-    from agentflow.channels.negotiation import check_channel
-    from agentflow.workflow.parts import ChannelSpec
-
     entries = _list(text, option) if text.strip(" ,") else []
     if not entries:
         raise UserError("There is no channel to compare.", where=option, fix="Name some: text,cache.")
-    specs = []
+    specs: list[ChannelSpec] = []
     for entry in entries:
-        if not isinstance(entry, str | dict) or (isinstance(entry, dict) and not isinstance(entry.get("name"), str)):
-            raise UserError(
-                f"'{entry}' is no channel.", where=option, fix="Write NAME or {name: NAME, setting: value}."
-            )
-        spec = ChannelSpec.of(entry)
-        check_channel(spec.name, spec.settings)
+        spec = _channel(entry, option)
         if spec in specs:
             raise UserError(f"The channel '{spec.name}' is named twice.", where=option, fix="Name each one once.")
         specs.append(spec)
     return specs
+
+
+def channel_spec(text: str, option: str = "--channel") -> ChannelSpec:
+    """One channel as YAML writes it on an edge: `cache` or `{name: cache, bits: 4}`.
+
+    Raises:
+        UserError: not such a channel, or an unknown one or setting.
+    """
+    return _channel(_yaml(text, option), option)
 
 
 def control_names(text: str, known: Sequence[str], option: str = "--controls") -> tuple[str, ...]:
@@ -69,6 +70,17 @@ def task_settings(pairs: Sequence[str], option: str = "--set") -> dict[str, Any]
             raise UserError(f"'{pair}' is not KEY=VALUE.", where=option, fix="Write --set setting=split.")
         found[key.strip()] = _yaml(value, option)
     return found
+
+
+def _channel(entry: Any, option: str) -> ChannelSpec:
+    from agentflow.channels.negotiation import check_channel
+    from agentflow.workflow.parts import ChannelSpec
+
+    if not isinstance(entry, str | dict) or (isinstance(entry, dict) and not isinstance(entry.get("name"), str)):
+        raise UserError(f"'{entry}' is no channel.", where=option, fix="Write NAME or {name: NAME, setting: value}.")
+    spec = ChannelSpec.of(entry)
+    check_channel(spec.name, spec.settings)
+    return spec
 
 
 def _list(text: str, option: str) -> list[Any]:

@@ -30,11 +30,11 @@ def command(workflows: tuple[str, ...], channel: str | None, tools_file: Path | 
     agentflow validate private_facts hotpotqa
     agentflow validate my.yaml --channel cache
     """
-    from agentflow.channels.negotiation import check_name
+    from agentflow.cli.specs import channel_spec
     from agentflow.tools import Toolbox
 
     if channel is not None:
-        check_name(channel)  # once, and not as the fault of a file
+        channel_spec(channel)  # once, and not as the fault of a file
     tools = Toolbox.from_file(tools_file)
     found = []
     for ref in workflows:

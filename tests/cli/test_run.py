@@ -141,6 +141,16 @@ def test_a_broken_plug_in_does_not_hide_the_other_channels(cli, monkeypatch):
     assert "[b]gone" in ended.err
 
 
+def test_a_run_takes_a_channel_with_settings_and_is_resumed_on_it(cli, place):
+    ended = cli("run", "facts.yaml", "-n", "1", "--channel", "{name: cache, bits: 4}", "--json")
+    assert ended.code == 0, ended.err
+    plain = cli("run", "facts.yaml", "-n", "1", "--channel", "cache", "--json")
+    assert 0 < ended.json["bytes"] < plain.json["bytes"]
+    again = cli("runs", "resume", ended.json["run"], "--json")
+    assert again.code == 0, again.err
+    assert again.json["bytes"] == ended.json["bytes"]
+
+
 def test_calibrate_writes_weights_that_a_briefing_takes(cli, place):
     ended = cli("calibrate", "tiny", "-n", "2", "--heads", "3", "--out", "heads.json", "--json")
     assert ended.code == 0, ended.err
