@@ -108,9 +108,10 @@ def resume_run(
         ref: the workflow, where it is not to be found where the run found it.
     """
     from agentflow.runtime.listing import find_run
-    from agentflow.runtime.runs import read_manifest
+    from agentflow.runtime.runs import check_form, read_manifest
 
     folder = find_run(run, settings.runs)
+    check_form(folder)  # another version's manifest may lack what is read here
     manifest = read_manifest(folder)
     job = stored_job(ref, manifest, folder)
     for node in forced:

@@ -151,6 +151,15 @@ def test_a_run_takes_a_channel_with_settings_and_is_resumed_on_it(cli, place):
     assert again.json["bytes"] == ended.json["bytes"]
 
 
+def test_a_run_of_another_version_is_not_resumed_whatever_its_manifest_lacks(cli, place):
+    (place / "runs" / "old").mkdir(parents=True)
+    (place / "runs" / "old" / "run.json").write_text('{"form": 0}')
+    for command in (("runs", "resume", "old"), ("run", "facts.yaml", "--resume", "old")):
+        ended = cli(*command)
+        assert ended.code == 2, ended.err
+        assert "stored by another version" in ended.err
+
+
 def test_calibrate_writes_weights_that_a_briefing_takes(cli, place):
     ended = cli("calibrate", "tiny", "-n", "2", "--heads", "3", "--out", "heads.json", "--json")
     assert ended.code == 0, ended.err
