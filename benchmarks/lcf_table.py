@@ -16,7 +16,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -26,7 +26,7 @@ from torch import Tensor
 from agentflow.adapters.base import Adapter, Place
 from agentflow.adapters.bundle import open_bundle
 from agentflow.adapters.card import CARD
-from agentflow.adapters.examples import Example, Sample, divided, make_examples, samples_of
+from agentflow.adapters.examples import Example, Sample, make_examples, samples_of
 from agentflow.adapters.passes import Message, Pair
 from agentflow.adapters.recipe import DataRecipe
 from agentflow.adapters.wire import CodeBits, pack, unpack
@@ -145,14 +145,10 @@ class Table:
 def _in_context(item: Item, context: Context) -> Sample:
     """shared: both have the reader's and answerer's instructions; divergent: the sender is told to reason, the receiver
     to act; split: the receiver has half of the facts itself, and is asked about the sender's."""
-    data = DataRecipe(read=READ, sender_system=READER, receiver_system=ANSWERER)
-    sample = samples_of([item], data)[0]
-    if context == "divergent":
-        return replace(sample, system=REASONER)
-    if context == "split":
-        theirs, own = divided(item.inputs["facts"], item.answers[0][0])
-        return replace(sample, context=READ.replace("{context}", " ".join(theirs)), own_context=" ".join(own))
-    return sample
+    told = REASONER if context == "divergent" else READER
+    split = 1.0 if context == "split" else 0.0
+    data = DataRecipe(read=READ, sender_system=told, receiver_system=ANSWERER, split=split)
+    return samples_of([item], data)[0]
 
 
 def arms_of(folder: Path, sender: Engine, receiver: Engine) -> list[Arm]:

@@ -130,7 +130,7 @@ def samples_of(items: Sequence[Item], data: DataRecipe) -> list[Sample]:
     return found
 
 
-def divided(facts: Sequence[str], answer: str) -> tuple[list[str], list[str]]:
+def _divided(facts: Sequence[str], answer: str) -> tuple[list[str], list[str]]:
     """Every second fact, one that has the answer among them, and the others: what the two ends of an edge may know."""
     wanted = next((n for n, fact in enumerate(facts) if answer in fact), 0)
     return list(facts[wanted % 2 :: 2]), list(facts[1 - wanted % 2 :: 2])
@@ -141,7 +141,7 @@ def _texts(item: Item, split: bool) -> Iterator[tuple[str, str, str, str]]:
     given = item.inputs
     if "facts" in given:
         for question, (answer, *_) in zip(given["questions"], item.answers, strict=True):
-            theirs, own = divided(given["facts"], answer) if split else (given["facts"], ())
+            theirs, own = _divided(given["facts"], answer) if split else (given["facts"], ())
             yield " ".join(theirs), " ".join(own), question, answer
     elif "documents" in given:
         read_itself = _listed(given.get("own_documents", ()))

@@ -53,10 +53,7 @@ def test_folders_can_be_chosen_and_results_read_by_machines(recipe, cli, tmp_pat
         (("width: 8", "widht: 8"), "unknown setting 'widht'"),
         (("facts: 1", "factss: 1"), "factss"),
         (("receiver: tiny", "receiver: tinny"), "tinny"),
-        (
-            ("train: 4", "sender_system: []"),
-            "must be a text or must have at least 1 entry, not []",
-        ),
+        (("train: 4", "sender_system: []"), "must be a text or must have at least 1 entry, not []"),
         (("train: 4", "sender_system: 4"), "'data.sender_system' must be a text or must be a list, not 4"),
     ],
 )

@@ -69,6 +69,7 @@ CASES = {
     "a channel's setting in validate": ('validate facts.yaml --channel {"name":"cache","bist":4}', "bist", "bits"),
     "a list for a channel": ("run facts.yaml --channel [text]", "is no channel", "Write NAME"),
     "more items than are made": ("run private_facts -n 99999999999", "100,000", "Take fewer"),
+    "more debates than are made": ("run debate -n 99999999999", "100,000", "Take fewer"),
     "unknown channel in compare": ("compare facts.yaml --channels text,cahe", "'cahe'", "Did you mean 'cache'?"),
     "unknown channel in validate": ("validate facts.yaml --channel cahe", "'cahe'", "Did you mean 'cache'?"),
     "unknown channel in channels": ("channels cahe", "'cahe'", "Did you mean 'cache'?"),
