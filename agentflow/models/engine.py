@@ -295,11 +295,15 @@ class Engine:
 
 
 def _segments(prefixes: Sequence[KVCache | None]) -> list[Segment]:
-    """The distinct prefixes of a batch with the rows on each; equal views of the same memory are one prefix."""
-    groups: dict[tuple[int, int, int], tuple[KVCache, list[int]]] = {}
+    """The distinct prefixes of a batch with the rows on each; equal views of the same memory are one prefix.
+
+    Every tensor counts: what was fused into a cache shares the memory of the layers and parts that it left alone.
+    """
+    groups: dict[tuple[int, ...], tuple[KVCache, list[int]]] = {}
     for row, prefix in enumerate(prefixes):
         if prefix is not None and len(prefix):
-            key = (prefix.keys[0].data_ptr(), len(prefix), prefix.next_position)
+            tensors = (*prefix.keys, *prefix.values, *(prefix.bias or ()))
+            key = (len(prefix), prefix.next_position, prefix.next_rotary, *(t.data_ptr() for t in tensors))
             groups.setdefault(key, (prefix, []))[1].append(row)
     every = len(prefixes)
     return [Segment(cache, None if len(rows) == every else tuple(rows)) for cache, rows in groups.values()]

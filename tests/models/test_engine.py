@@ -102,6 +102,23 @@ def test_a_prefix_shared_by_many_rows_is_one_segment():
     assert len(_segments([held, *views, None, held])) == 2
 
 
+def test_prefixes_that_share_some_of_their_memory_are_not_taken_for_each_other():
+    engine = tiny_engine()
+    base = engine.prefill(words(20, seed=1))
+    changed = {
+        "values": replace(base, values=tuple(-v for v in base.values), _arena=None),
+        "last layer": replace(base, keys=(*base.keys[:-1], -base.keys[-1]), _arena=None),
+        "bias": replace(
+            base, bias=tuple((8.0 * torch.arange(20) % 16).expand(k.shape[:2]) for k in base.keys), _arena=None
+        ),
+    }
+    for what, other in changed.items():
+        requests = [Request(tuple(words(5, seed=4)), prefix, max_new_tokens=6) for prefix in (base, other)]
+        alone = [engine.generate([request])[0].token_ids for request in requests]
+        assert alone[0] != alone[1], what
+        assert [answer.token_ids for answer in engine.generate(requests)] == alone, what
+
+
 def test_sampling_is_the_same_for_the_same_seed_and_alone_or_in_a_batch():
     engine = tiny_engine()
     hot = [Request(tuple(words(5, 1)), max_new_tokens=12, sampling=Sampling(1.5, 0.9, 50, seed)) for seed in (1, 2, 1)]
