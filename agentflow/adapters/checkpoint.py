@@ -87,7 +87,7 @@ def load_state(path: Path, mark: str, adapter: torch.nn.Module, optimizer: torch
             tuple(score) if score else None,
             content["since"],
         )
-    except (PayloadError, LookupError, TypeError, ValueError, RuntimeError) as error:
+    except (PayloadError, LookupError, TypeError, ValueError, OverflowError, RuntimeError) as error:
         raise AdapterError(
             f"The checkpoint can't be used: {error}.", where=str(path), fix="Remove it to begin again."
         ) from None

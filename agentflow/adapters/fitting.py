@@ -75,7 +75,7 @@ class FitLog:
             for n, (one, count) in enumerate(zip(moments, content["counts"], strict=True)):
                 one.count = int(count)
                 one.sums, one.products = sealed.tensors[f"{n}.sums"].clone(), sealed.tensors[f"{n}.products"].clone()
-        except (PayloadError, LookupError, TypeError, ValueError, RuntimeError):
+        except (PayloadError, LookupError, TypeError, ValueError, OverflowError, RuntimeError):
             return None  # a fit takes minutes: it begins again
         return stage, texts, moments
 

@@ -122,7 +122,7 @@ def _read_table(path: Path, layers: int) -> tuple[list[int], list[int]]:
         if len(by_layer) != layers or any(len(row) != 1 for row in rows):
             raise ValueError
         pairs = [(int(source), int(number)) for ((source, number),) in rows]
-    except (ValueError, TypeError, AttributeError, LookupError):
+    except (ValueError, OverflowError, TypeError, AttributeError, LookupError):
         raise AdapterError(
             f"This table does not join one sender's layer to each of the receiver's {layers}.", where=str(path)
         ) from None

@@ -83,7 +83,7 @@ class Opened:
             sender = ModelSpec(model=header.fingerprint.model, source=source, revision=revision)
             turns = turns_of(body.settings.get("turns", ()))
             codes = unpacked(codes, body.settings)
-        except (LookupError, TypeError, ValueError, AttributeError) as error:
+        except (LookupError, TypeError, ValueError, OverflowError, AttributeError) as error:
             what = f"The payload from '{header.sender}' can't be used: {error}."
             raise PayloadError(what, fix="Send it again.") from None
         return cls(header, codes, spans.long(), places.long(), turns, sender, header.fingerprint)

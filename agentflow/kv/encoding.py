@@ -68,7 +68,7 @@ def decode(tensors: Mapping[str, Tensor], content: Mapping[str, Any]) -> Payload
 
     Raises:
         PayloadError: a later schema, or tensors that are no cache.
-        ValueError, LookupError, TypeError, AttributeError: the content is none that `encode` gives.
+        ValueError, OverflowError, LookupError, TypeError, AttributeError: the content is none that `encode` gives.
     """
     header = _header(content["header"])
     rest = content["body"]

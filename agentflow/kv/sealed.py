@@ -93,7 +93,7 @@ def read_sealed(path: Path, key: bytes | None) -> Sealed:
     Raises:
         PayloadError: no such file, truncated, changed in any byte, or, when a `key` is given, unsigned or signed
             with another key.
-        ValueError, LookupError, TypeError, RecursionError: it is some other file.
+        ValueError, OverflowError, LookupError, TypeError, RecursionError: it is some other file.
     """
     where = str(path)
     try:

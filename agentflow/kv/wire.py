@@ -73,7 +73,7 @@ def read_payload(path: Path, *, key: bytes | None = None, digest: str | None = N
         if error.where is not None:
             raise
         raise PayloadError(error.what, where=where, fix=error.fix) from None
-    except (LookupError, TypeError, ValueError, AttributeError, RecursionError, RuntimeError) as error:
+    except (LookupError, TypeError, ValueError, OverflowError, AttributeError, RecursionError, RuntimeError) as error:
         raise PayloadError(f"This is not a payload of AgentFlow ({error}).", where=where) from error
 
 
