@@ -92,7 +92,7 @@ def attention(
     scale = float(scaling) if scaling is not None else query.shape[-1] ** -0.5
     n, m = query.shape[2], key.shape[2]
     mask = plan.own_mask(n, sliding_window, query.dtype)
-    causal = n == m and n > 1 and plan.valid is None and (sliding_window is None or sliding_window >= n)
+    causal = n == m and n > 1 and plan.valid is None and (sliding_window is None or plan.span <= sliding_window)
     if not plan.segments and softcap is None and s_aux is None:
         out = F.scaled_dot_product_attention(
             query, key, value, attn_mask=None if causal else mask, is_causal=causal, scale=scale, enable_gqa=True

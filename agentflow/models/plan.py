@@ -93,6 +93,11 @@ class Plan:
             taken[at].update(rows)
         return [Wave.of(wave, len(every), self.positions.device) for wave in waves]
 
+    @cached_property
+    def span(self) -> int:
+        """Positions from a row's first entry to its last, of the row where that is most: there may be holes."""
+        return int((self.positions[:, -1] - self.positions[:, 0]).max()) + 1
+
     def own_mask(self, n: int, window: int | None, dtype: torch.dtype) -> Tensor | None:
         """Additive mask `(B, 1, n, m)` of the last `n` entries over all `m`, or None where nothing is hidden."""
         key = (n, window, dtype)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from agentflow.kv.fanin import concat
-from agentflow.models.blend import recompute
+from agentflow.models.blend import _fresh, recompute
 from tests.tiny import FAMILIES, tiny_engine, words
 
 families = pytest.mark.parametrize("family", sorted(FAMILIES))
@@ -46,6 +46,16 @@ def test_recomputing_leaves_the_joined_cache_as_it_was():
     before = [k.clone() for k in joined.keys]
     recompute(engine, joined, a + b, start=10, share=0.5)
     assert all(torch.equal(x, y) for x, y in zip(before, joined.keys, strict=True))
+
+
+def test_recomputed_positions_see_one_another_only_as_far_as_a_window_reaches():
+    """Few enough to fit into the window by their number, and further apart than it reaches."""
+    engine = tiny_engine("mistral-sliding")
+    ids = words(50)
+    whole, places = engine.prefill(ids), torch.tensor([20, 24, 37, 40, 49])
+    keys, values = _fresh(engine, whole, ids, places)  # on a whole text they come out as they were
+    for made, kept in zip((*keys, *values), (*whole.keys, *whole.values), strict=True):
+        assert torch.allclose(made, kept[:, places], atol=1e-4)
 
 
 def test_dropped_sinks_leave_holes_that_new_tokens_stand_behind():
