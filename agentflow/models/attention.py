@@ -108,7 +108,9 @@ def attention(
         *(Layout.of(plan, segment, rows, layer, query, sliding_window) for segment, rows in prefixes),
     ]
     call = _Call(layouts, plan.waves, scale, softcap, s_aux)
-    if trained and fused and not (s_aux is not None and s_aux.requires_grad):
+    added = [layout.mask for layout in layouts if layout.mask is not None]
+    by_kernel = not any(t.requires_grad for t in (*added, *([s_aux] if s_aux is not None else [])))
+    if trained and fused and by_kernel:
         out = _Trained.apply(call, query, *keys, *values)  # type: ignore[no-untyped-call]
     else:
         out = call.run(query, keys, values)[0]
@@ -138,7 +140,10 @@ class _Call:
 
 
 class _Trained(torch.autograd.Function):
-    """A call by fused kernels, with gradients: of each part's keys with the weights of the whole softmax."""
+    """A call by fused kernels, with gradients: of each part's keys with the weights of the whole softmax.
+
+    The kernels have none for what is added to the logits, biases and sinks.
+    """
 
     @staticmethod
     def forward(ctx: Any, call: _Call, query: Tensor, *keys_and_values: Tensor) -> Tensor:

@@ -29,7 +29,8 @@ def forward(
 
     Differentiable where the fused kernel is not taken: with gradients enabled and needed by any of the tensors.
     """
-    needs_gradient = torch.is_grad_enabled() and any(t.requires_grad for t in (query, key, value))
+    added = () if mask is None else (mask,)
+    needs_gradient = torch.is_grad_enabled() and any(t.requires_grad for t in (query, key, value, *added))
     if not needs_gradient and is_fused(query, key, value, softcap):
         assert _flash is not None
         out, lse = _flash(query, key, value, 0.0, causal, attn_mask=mask, scale=scale)

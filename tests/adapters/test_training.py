@@ -123,6 +123,16 @@ def test_other_ways_to_step_run(tmp_path, changes):
     assert run(tmp_path, steps=2, **changes).load().parameter_count > 0
 
 
+@pytest.mark.parametrize("adapter", ["c2c", "lcf_mapped", "lcf_slots", "lcf_aligned", "lcf_pooled", "lcf_delta"])
+def test_gates_are_trained(tmp_path, adapter):
+    small = {"lcf_mapped": {}, "lcf_slots": {"slots": 4, "width": 8}, "lcf_delta": {"d_z": 8, "width": 8}}
+    arguments = small.get(adapter, {"width": 8})
+    made = run(tmp_path, adapter=adapter, arguments=arguments, steps=3, weight_decay=0, learning_rate=0.1)
+    gates = {name: t for name, t in made.load().state_dict().items() if name.endswith("gate")}
+    assert gates
+    assert all(bool(t.any()) for t in gates.values())
+
+
 def test_accumulated_batches_make_the_step_of_one_large_batch(tmp_path):
     settings = {"steps": 1, "arguments": {"width": 16}, "temperature": (1.0, 1.0)}
     sender, receiver = pair()

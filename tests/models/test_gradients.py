@@ -51,3 +51,21 @@ def test_gradients_of_a_ragged_batch_are_those_of_its_rows():
         torch.testing.assert_close(together[n], row[0], atol=1e-5, rtol=1e-4)
         (loss(row) / 2).backward()
         torch.testing.assert_close(prefix.keys[0].grad, alone.keys[0].grad, atol=1e-6, rtol=1e-3)
+
+
+@pytest.mark.parametrize("trained", ["bias", "bias and keys"])
+def test_gradients_of_a_prefix_bias_are_its_finite_differences(trained):
+    engine = make_engine(tiny_model().double(), "bias")
+    prefix, suffix = engine.prefill(words(9)), tuple(words(4, seed=1))
+    prefix = needing_gradients(prefix) if "keys" in trained else prefix
+
+    def by(log: torch.Tensor) -> torch.Tensor:
+        bias = tuple(log.expand(k.shape[:2]) for k in prefix.keys)
+        return loss(engine.logits([Request(suffix, replace(prefix, bias=bias, _arena=None))], keep=3))
+
+    log, step = torch.tensor(-0.5, dtype=torch.float64, requires_grad=True), 0.1
+    by(log).backward()
+    with torch.no_grad():
+        slope = (by(log + step) - by(log - step)) / (2 * step)
+    assert log.grad is not None
+    torch.testing.assert_close(log.grad.float(), slope, atol=1e-4, rtol=0.02)
