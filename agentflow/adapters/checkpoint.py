@@ -13,8 +13,6 @@ from torch import Tensor
 from agentflow.errors import AdapterError, PayloadError
 from agentflow.kv.sealed import read_sealed, write_sealed
 
-_MOMENTS = ("exp_avg", "exp_avg_sq")
-
 
 @dataclass(eq=False)
 class State:
@@ -38,8 +36,8 @@ def save_state(path: Path, mark: str, state: State, adapter: torch.nn.Module, op
     """Write where a training is; `mark` says which training."""
     tensors = {f"weight.{name}": t.detach() for name, t in adapter.state_dict().items()}
     tensors |= {f"best.{name}": t for name, t in state.best.items()}
-    for number, moments in optimizer.state_dict()["state"].items():
-        tensors |= {f"{name}.{number}": moments[name] for name in _MOMENTS}
+    for number, moments in optimizer.state_dict()["state"].items():  # none of a weight that no step has needed yet
+        tensors |= {f"optimizer.{number}.{name}": t for name, t in moments.items()}
     content = {
         "mark": mark,
         "step": state.step,
@@ -69,15 +67,9 @@ def load_state(path: Path, mark: str, adapter: torch.nn.Module, optimizer: torch
             )
         adapter.load_state_dict(named(sealed.tensors, "weight."))
         saved = optimizer.state_dict()
-        done = torch.tensor(float(content["step"]))
-        saved["state"] = (
-            {}
-            if content["step"] == 0
-            else {  # behind a closed form nothing was stepped yet
-                n: {"step": done.clone(), **{name: sealed.tensors[f"{name}.{n}"].clone() for name in _MOMENTS}}
-                for n in range(len(saved["param_groups"][0]["params"]))
-            }
-        )
+        for place, t in named(sealed.tensors, "optimizer.").items():
+            number, _, name = place.partition(".")
+            saved["state"].setdefault(int(number), {})[name] = t.clone()
         optimizer.load_state_dict(saved)
         score = content["best_score"]
         return State(

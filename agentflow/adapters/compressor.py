@@ -78,4 +78,5 @@ class Compressor(nn.Module):
 def _directions(width: int, count: int) -> nn.Parameter:
     """Orthonormal columns `(width, count)`."""
     drawn = torch.randn(width, count)
-    return nn.Parameter(drawn if drawn.is_meta else torch.linalg.qr(drawn)[0])
+    # In rows, as it comes back from a file: fused optimizers pair a weight with its moments by their places in memory.
+    return nn.Parameter(drawn if drawn.is_meta else torch.linalg.qr(drawn)[0].contiguous())

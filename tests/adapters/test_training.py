@@ -111,6 +111,33 @@ def test_going_on_needs_the_same_recipe_and_a_whole_checkpoint(tmp_path):
         run(tmp_path, steps=3, checkpoint_every=1)
 
 
+@pytest.mark.parametrize(
+    ("adapter", "arguments"),
+    [
+        ("lcf_aligned", {"width": 8}),
+        ("lcf_pooled", {"width": 8}),
+        ("lcf_mapped", {}),
+        ("lcf_slots", {"slots": 4, "width": 8}),
+        ("lcf_slots", {"slots": 500, "width": 8}),  # longer than the texts: what pools is never needed
+        ("lcf_delta", {"d_z": 8, "width": 8}),
+        ("lcf_delta", {"d_z": 8, "width": 8, "relative": False}),  # nor the receiver's own state
+    ],
+)
+def test_a_training_that_goes_on_ends_with_the_weights_of_one_that_ran_through(tmp_path, adapter, arguments):
+    class StopError(Exception):
+        pass
+
+    def stop(progress):
+        if progress.step == 2:
+            raise StopError
+
+    changes = {"adapter": adapter, "arguments": arguments, "steps": 4, "checkpoint_every": 2}
+    whole = run(tmp_path, "whole", **changes)
+    with pytest.raises(StopError):
+        run(tmp_path, "stopped", stop, **changes)
+    assert weights(run(tmp_path, "stopped", **changes)) == weights(whole)
+
+
 def test_it_stops_when_the_held_out_score_gets_no_better(tmp_path):
     seen = []
     made = run(tmp_path, steps=40, learning_rate=1e-12, validate_every=2, patience=2, shown=seen.append)
