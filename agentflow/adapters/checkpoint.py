@@ -61,7 +61,7 @@ def load_state(path: Path, mark: str, adapter: torch.nn.Module, optimizer: torch
         content: Mapping[str, Any] = sealed.content
         if content["mark"] != mark:
             raise AdapterError(
-                "This folder holds another training: its recipe or its models differ.",
+                "This folder holds another training: its recipe, its data or its models differ.",
                 where=str(path.parent),
                 fix="Choose another --work, or remove the folder.",
             )

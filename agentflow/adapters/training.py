@@ -104,7 +104,8 @@ class Training:
         self.prepared, self.optimizer = self.accelerator.prepare(self.adapter, optimizer)
         self.samples, ends = trained, (pair.sender, pair.receiver, self.adapter.place)
         self.examples, self.held_out = make_examples(trained, *ends), make_examples(self.held_out_samples, *ends)
-        told = recipe.model_dump(mode="json"), [asdict(mark) for mark in marks]
+        texts = [asdict(sample) for sample in (*trained, *self.held_out_samples)]  # a file may change under its name
+        told = recipe.model_dump(mode="json"), [asdict(mark) for mark in marks], texts
         self.mark = blake3(json.dumps(told, sort_keys=True).encode()).hexdigest()
         self.state = load_state(work / CHECKPOINT, self.mark, self.adapter, self.optimizer)
 

@@ -138,6 +138,20 @@ def test_a_training_that_goes_on_ends_with_the_weights_of_one_that_ran_through(t
     assert weights(run(tmp_path, "stopped", **changes)) == weights(whole)
 
 
+def test_going_on_needs_the_same_texts_in_a_file_of_the_same_name(tmp_path):
+    data = {"task": "jsonl", "file": str(tmp_path / "data.jsonl"), "train": 8, "held_out": 3}
+
+    def write(what):
+        lines = [{"context": f"the {what} is {n}", "question": what, "answer": str(n)} for n in range(11)]
+        (tmp_path / "data.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+    write("code")
+    run(tmp_path, data=data, steps=1)
+    write("name")
+    with pytest.raises(AdapterError, match="its data"):
+        run(tmp_path, data=data, steps=1)
+
+
 def test_it_stops_when_the_held_out_score_gets_no_better(tmp_path):
     seen = []
     made = run(tmp_path, steps=40, learning_rate=1e-12, validate_every=2, patience=2, shown=seen.append)
