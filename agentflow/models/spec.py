@@ -17,6 +17,8 @@ from agentflow.workflow.library import find, shipped
 CONFIG_FOLDER = "configs/models"
 DERIVED = "derive:"
 """How the source of a model begins that `agentflow models derive` makes; the recipe's name follows."""
+_OF_SOURCE = ("model", "revision", "wheel", "description", "license")
+"""What is said of one source, and says nothing about another that takes its place."""
 _OF_WEIGHTS = ("source", "revision", "wheel", "dtype", "device", "device_map")
 
 
@@ -116,6 +118,8 @@ def resolve_model(ref: str | Mapping[str, Any]) -> ModelSpec:
     fields = dict(ref)
     base = fields.pop("use", None)
     known: dict[str, Any] = _named(str(base)).model_dump(exclude_unset=True) if base is not None else {}
+    if "source" in fields:
+        known = {name: value for name, value in known.items() if name not in _OF_SOURCE}
     merged = {**known, **fields}
     remote = merged.get("remote")
     if "source" in merged:

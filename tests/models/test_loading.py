@@ -55,6 +55,16 @@ def test_names_folders_and_hub_ids_are_told_apart(folder):
     assert resolve_model({"source": str(folder), "device": "cpu"}).source == str(folder)
 
 
+def test_another_source_is_not_taken_for_the_model_whose_settings_it_uses(tmp_path):
+    converted = tmp_path / "cache" / "models" / "smollm2-135m"
+    converted.mkdir(parents=True)
+    (converted / "config.json").write_text("{}")
+    assert embedded.on_disk(resolve_model("smollm2-135m")) == converted
+    other = resolve_model({"use": "smollm2-135m", "source": "owner/name"})
+    assert (other.model, other.wheel, other.license) == ("owner/name", None, "")
+    assert embedded.on_disk(other) is None
+
+
 @pytest.mark.parametrize(
     ("ref", "message"),
     [
