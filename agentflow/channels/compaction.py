@@ -11,7 +11,7 @@ from agentflow.channels.briefing_settings import LatentBriefingSettings
 from agentflow.channels.selection import Scene, select
 from agentflow.kv.cache import KVCache
 from agentflow.kv.matching import fit
-from agentflow.kv.rope import turn
+from agentflow.kv.rope import Fixed, turn
 
 FITTED_TOKENS = 64
 """The last tokens of the receiver's turn that are fitted to: the answer is asked from there, and time is bounded."""
@@ -63,7 +63,8 @@ def compact(scene: Scene, settings: LatentBriefingSettings) -> Briefing:
 
 def _closes_gaps(scene: Scene, settings: LatentBriefingSettings, kept: int) -> bool:
     """Whether keys move: there are gaps, and the model places its tokens by turning keys alone."""
-    turns = any(rope is not None for rope in scene.engine.loaded.ropes)
+    ropes = scene.engine.loaded.ropes
+    turns = any(rope is not None for rope in ropes) and not any(isinstance(rope, Fixed) for rope in ropes)
     return settings.gaps == "close" and turns and kept < scene.cache.next_rotary
 
 

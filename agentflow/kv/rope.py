@@ -9,11 +9,12 @@ left out here: it is already in the key.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
+from agentflow.errors import PayloadError
 from agentflow.kv.cache import KVCache
 
 
@@ -47,6 +48,20 @@ class Rope:
             a, b = turned.chunk(2, dim=-1)
             moved = torch.cat([a * cos - b * sin, b * cos + a * sin], dim=-1)
         return torch.cat([moved.to(keys.dtype), rest], dim=-1)
+
+
+@dataclass(frozen=True)
+class Fixed(Rope):
+    """In place of a rotary embedding: positions that are in the keys in another way, as where they are learnt."""
+
+    inv_freq: Tensor = field(default_factory=lambda: torch.empty(0))
+
+    def rotate(self, keys: Tensor, delta: int | Tensor) -> Tensor:
+        """Refuse; raises `PayloadError`."""
+        raise PayloadError(
+            "The positions of this model are no rotary embedding that is known, so its keys can't be moved.",
+            fix="Use the channel 'text' where several messages meet, or a model with rotary embeddings.",
+        )
 
 
 def turn(tensors: Sequence[Tensor], delta: int | Sequence[Tensor], ropes: Sequence[Rope | None]) -> tuple[Tensor, ...]:

@@ -97,7 +97,7 @@ def attention(
         out = F.scaled_dot_product_attention(
             query, key, value, attn_mask=None if causal else mask, is_causal=causal, scale=scale, enable_gqa=True
         )
-        return out.transpose(1, 2), None
+        return out.transpose(1, 2).contiguous(), None
     prefixes = [placed for wave in plan.waves for placed in wave.segments]
     keys = [key, *(segment.cache.keys[layer].to(query.dtype) for segment, _ in prefixes)]
     values = [value, *(segment.cache.values[layer].to(query.dtype) for segment, _ in prefixes)]
@@ -114,7 +114,7 @@ def attention(
         out = _Trained.apply(call, query, *keys, *values)  # type: ignore[no-untyped-call]
     else:
         out = call.run(query, keys, values)[0]
-    return out.to(query.dtype).transpose(1, 2), None
+    return out.to(query.dtype).transpose(1, 2).contiguous(), None
 
 
 @dataclass(frozen=True, eq=False)

@@ -23,7 +23,12 @@ def require_plain_cache(config: Any) -> None:
     """
     reason = _reason(config)
     if reason:
-        raise ModelError(f"The model type '{config.model_type}' can't be served: {reason}.", fix=_TEXT_FALLBACK)
+        raise unserved(config, reason)
+
+
+def unserved(config: Any, reason: str) -> ModelError:
+    """The refusal of an architecture."""
+    return ModelError(f"The model type '{config.model_type}' can't be served: {reason}.", fix=_TEXT_FALLBACK)
 
 
 def has_windows(config: Any) -> bool:
