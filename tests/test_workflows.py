@@ -151,7 +151,10 @@ def test_a_debate_is_compared_with_every_control_but_the_sender_alone(engines):
 )
 def test_hotpotqa_runs_with_the_tasks_of_the_same_inputs(task_name, key, record, engines, tmp_path: Path):
     data = tmp_path / f"{task_name}.jsonl"
-    data.write_text("\n".join(json.dumps({**record, key: f"{record[key]}{n}"}) for n in range(2)))
+    one, other = (json.dumps({**record, key: f"{record[key]}{n}"}) for n in range(2))
+    data.write_text(
+        one + "\n" + other.replace(" wrote ", " copied ").replace("stone", "brick").replace("nothing", "little")
+    )
     workflow = load_workflow("hotpotqa")
     task = task_of(workflow, task_name)
     items = task.items(data=data, limit=2, seed=0)

@@ -149,7 +149,7 @@ class _Run:
 
     def item(self, number: int) -> bool:
         """Run the arms of an item that are missing; whether there were any."""
-        item, foreign = self.items[number], self.items[(number + 1) % len(self.items)]
+        item, foreign = self.items[number], self._stranger(number)
         missing = [arm for arm in self.arms if (item.id, arm.name) not in self.rows]
         if not missing:
             return False
@@ -160,6 +160,12 @@ class _Run:
             if (item.id, arm.name) not in self.rows:  # text may be there by now: the reference needed it
                 self._keep(self._run_arm(arm, item, foreign, reference))
         return True
+
+    def _stranger(self, number: int) -> Item | None:
+        """The next item, in the order of a circle, whose senders see something else; None where there is none."""
+        item, names = self.items[number], self.task.private
+        circle = (*self.items[number + 1 :], *self.items[:number])
+        return next((one for one in circle if any(one.inputs.get(n) != item.inputs.get(n) for n in names)), None)
 
     def comparison(self) -> Comparison:
         """Everything so far; rows of arms that an earlier command had and this one has not stay in the file only."""
@@ -193,20 +199,20 @@ class _Run:
         """Distributions along the right answers of the receiver that read the whole text."""
         probe = AnswerProbe(self.node, _golds(item), keep=True)
         text = Arm("text", "channel", "text")
-        row = self._answer(text, item, item, probe)
+        row = self._answer(text, item, None, probe)
         if (item.id, "text") not in self.rows and any(arm.name == "text" for arm in self.arms):
             self._keep(row)
         return probe.distributions or None
 
-    def _run_arm(self, arm: Arm, item: Item, foreign: Item, reference: dict[int, Tensor] | None) -> Row:
+    def _run_arm(self, arm: Arm, item: Item, foreign: Item | None, reference: dict[int, Tensor] | None) -> Row:
         probe = AnswerProbe(self.node, _golds(item), reference=reference) if self._probes else None
         return self._answer(arm, item, foreign, probe)
 
-    def _answer(self, arm: Arm, item: Item, foreign: Item, probe: AnswerProbe | None) -> Row:
+    def _answer(self, arm: Arm, item: Item, foreign: Item | None, probe: AnswerProbe | None) -> Row:
         about = self.rows.get((item.id, label(arm.channel, arm.settings)))
-        inputs, other = inputs_of(self.workflow, item), inputs_of(self.workflow, foreign)
+        inputs, other = inputs_of(self.workflow, item), inputs_of(self.workflow, foreign or item)
         try:
-            if arm.control == MISMATCHED and foreign is item:
+            if arm.control == MISMATCHED and foreign is None:
                 raise UserError("there is no other item whose message could be sent")
             text = self.rows.get((item.id, "text"))
             variation = vary(arm, self.workflow, inputs, other, self.task.private, about, text, self.tools)

@@ -125,7 +125,8 @@ def vary(
         reads_itself = all(channel.trains for channel in binding.compared)  # so the words must stay the right ones
         return Variation(binding, inputs, theirs) if reads_itself else Variation(binding, theirs)
     if arm.control == EQUAL_BYTES:
-        most = row.bytes // max(1, row.messages) if row is not None else 0
+        done = _finished(arm, row)
+        most = done.bytes // done.messages
         return Variation(bind(workflow.with_channel({"name": "text", "max_bytes": most}), tools), inputs)
     if arm.control in (EQUAL_POSITIONS, EQUAL_SECONDS):
         binding = bind(workflow.with_channel("text"), tools)
@@ -143,15 +144,21 @@ def _room(arm: Arm, row: Row | None, text: Row | None) -> int:
     Raises:
         UserError: what it is measured by did not run.
     """
-    if row is None or row.error or not row.messages:
-        raise UserError(f"{arm.channel} did not finish this item, so there is nothing to be equal to")
+    done = _finished(arm, row)
     if arm.control == EQUAL_POSITIONS:
-        return row.message_positions // row.messages
+        return done.message_positions // done.messages
     if text is None or text.error or not text.first_token_seconds:
         raise UserError("text did not run on this item, so its speed is not known")
-    read = text.prefilled / text.first_token_seconds * row.first_token_seconds
-    own = row.positions - row.message_positions
-    return max(0, int((read - own) / row.messages))
+    read = text.prefilled / text.first_token_seconds * done.first_token_seconds
+    own = done.positions - done.message_positions
+    return max(0, int((read - own) / done.messages))
+
+
+def _finished(arm: Arm, row: Row | None) -> Row:
+    """The row that a control is to be equal to. Raises `UserError` where there is none."""
+    if row is None or row.error or not row.messages:
+        raise UserError(f"{arm.channel} did not finish this item, so there is nothing to be equal to")
+    return row
 
 
 def answer_node(workflow: Workflow) -> str:

@@ -10,8 +10,9 @@ import torch
 
 from agentflow.errors import RunError, UserError
 from agentflow.evaluation.compare import CompareOptions, compare
-from agentflow.evaluation.controls import CONTROLS, sender_alone, without_message
+from agentflow.evaluation.controls import CONTROLS, sender_alone, vary, without_message
 from agentflow.evaluation.probe import AnswerProbe, divergence
+from agentflow.evaluation.rows import Arm, Row
 from agentflow.models.pool import EnginePool
 from agentflow.workflow.loader import parse_workflow
 from tests.adapters.samples import bundle_of
@@ -204,6 +205,17 @@ def test_one_item_alone_has_no_mismatched_message(workflow, task, engines):
     assert "no other item" in row.error
 
 
+def test_another_item_with_the_same_message_is_no_stranger(workflow, task, engines):
+    one, other = task.items(data=None, limit=2, seed=0)
+    twin = replace(one, id="twin")
+    found = compare(workflow, task, [one, twin, other], ["text"], engines, options=ALL)
+    mismatched = found.of("mismatched(text)")
+    assert mismatched[0].nll == pytest.approx(mismatched[1].nll, abs=1e-6)  # both have that of the third one
+    assert mismatched[0].nll != pytest.approx(found.of("text")[0].nll, abs=1e-3)
+    alone = compare(workflow, task, [one, twin], ["text"], engines, options=ALL)
+    assert all(row.impossible for row in alone.of("mismatched(text)"))
+
+
 def test_text_of_equal_size_is_no_larger_than_what_it_is_equal_to(workflow, task, engines):
     briefing = {"name": "latent_briefing", "threshold": "ratio", "ratio": 0.5, "least": 1, "sinks": 4}
     options = CompareOptions(controls=("equal bytes", "equal positions", "equal seconds"))
@@ -217,6 +229,14 @@ def test_text_of_equal_size_is_no_larger_than_what_it_is_equal_to(workflow, task
     assert all(not row.error for row in by_kind["equal seconds"])
     for ours, cut, whole in zip(channel, by_kind["equal bytes"], text, strict=True):
         assert cut.bytes == min(ours.bytes, whole.bytes)
+
+
+@pytest.mark.parametrize("control", ["equal bytes", "equal positions"])
+def test_nothing_is_equal_to_what_did_not_finish(workflow, control):
+    arm = Arm(f"{control}(cache)", "control", "cache", control=control)
+    for row in (None, Row("1", "cache", error="failed"), Row("1", "cache")):
+        with pytest.raises(UserError, match="did not finish this item"):
+            vary(arm, workflow, {}, {}, (), row)
 
 
 def test_text_of_equal_seconds_needs_text_to_know_its_speed(workflow, task, engines):
