@@ -54,6 +54,8 @@ class LatentBriefingChannel(Channel):
         _refuse_windows(engine)
         start = time.perf_counter()
         cache, token_ids, computed = encode(message, engine)
+        if cache is not message.cache:  # encoded anew: nothing stands before it, and nothing was lost
+            message = replace(message, head=0, losses=())
         encoded = time.perf_counter()
         scene = scene_of(engine, cache, token_ids, message.turns, task.system, task.prompt, message.head)
         if scene is None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -17,7 +19,7 @@ from agentflow.models.chat import conversation, join, render
 from agentflow.models.engine import Engine
 from agentflow.models.heads import HeadWeights, find_weights, own_file, save_weights
 from agentflow.models.requests import Request
-from tests.tiny import make_engine, tiny_engine, tiny_model
+from tests.tiny import make_engine, tiny_engine, tiny_model, words
 
 WORDS = "the code of room seven is red. remember blue and green! who is in paris? london answers. " * 2
 TURNS = (Turn("system", "be brief"), Turn("user", WORDS), Turn("assistant", "ok"))
@@ -140,6 +142,22 @@ def test_a_sender_of_other_weights_is_encoded_by_the_receiver_and_only_its_new_e
     assert again.stats["trajectory_tokens"] == 0
     assert torch.equal(first.body.cache.positions, own.body.cache.positions)
     assert first.header.fingerprint == receiver.fingerprint
+
+
+def test_what_stands_before_a_senders_conversation_is_not_looked_for_where_it_is_encoded_anew():
+    receiver, sender = Engine(tiny_engine().loaded), make_engine(tiny_model(seed=5), "other")
+    plain = message(sender)
+    before = tuple(words(7))
+    joined = replace(
+        plain, cache=sender.prefill((*before, *plain.token_ids)), token_ids=(*before, *plain.token_ids), head=7,
+        losses=("2 caches joined, keys re-rotated",),
+    )  # fmt: skip
+    expected = over(receiver, sender=plain, threshold="ratio", ratio=0.5)
+    found = over(receiver, sender=joined, threshold="ratio", ratio=0.5)
+    assert torch.equal(found[0].body.cache.positions, expected[0].body.cache.positions)
+    assert found[0].header.losses == expected[0].header.losses
+    assert found[1].head == 0
+    assert found[2].token_ids == expected[2].token_ids
 
 
 def test_a_remote_sender_needs_words_only():
