@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
+from pathlib import Path
 
 from agentflow.channels.base import FITS, Channel, Compatibility, Context, Joining, Message, Task
 from agentflow.channels.briefing_settings import LatentBriefingSettings
@@ -23,6 +24,7 @@ from agentflow.kv.bodies import CacheBody, TextBody
 from agentflow.kv.cache import KVCache
 from agentflow.kv.payload import Header, Payload
 from agentflow.models.engine import Engine
+from agentflow.models.heads import weights_mark
 from agentflow.models.loading import local_windows
 from agentflow.models.spec import ModelSpec
 
@@ -47,6 +49,14 @@ class LatentBriefingChannel(Channel):
         if local_windows(receiver):
             return Compatibility(False, _windows(receiver.model), "text")
         return FITS
+
+    def mark(self, sender: ModelSpec, receiver: ModelSpec) -> str:
+        """The digest of the head weights' files: they may be made anew under the same names."""
+        del sender
+        chosen = self.settings.head_weights
+        if self.settings.score != "task" or chosen == "uniform":
+            return ""
+        return weights_mark(receiver, None if chosen == "auto" else Path(chosen))
 
     def send(self, message: Message, task: Task) -> Payload:
         """Encode the trajectory (where the sender has not), and compact it for the task."""

@@ -11,9 +11,9 @@ from __future__ import annotations
 import json
 import shlex
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from filelock import FileLock, Timeout
 from torch import Tensor
 
 from agentflow.errors import RunError, UserError
-from agentflow.evaluation.controls import MISMATCHED, answer_node, arms_of, label, vary
+from agentflow.evaluation.controls import MISMATCHED, SELF, answer_node, arms_of, label, vary, with_itself
 from agentflow.evaluation.foreign import overheard
 from agentflow.evaluation.inputs import inputs_of
 from agentflow.evaluation.machine import describe_machine, peak_memory, reset_peak
@@ -99,7 +99,7 @@ def compare(
     arms = arms_of(specs, chosen.controls, bindings)
     run = _Run(workflow, task, items, arms, engines, chosen, tools)
     with locked(chosen.out):
-        run.start(list(bindings.values()))
+        run.start(bindings)
         for number in range(len(items)):
             if run.item(number):
                 shown(run.comparison())
@@ -125,10 +125,12 @@ class _Run:
         self.rows: dict[tuple[str, str], Row] = {}
         self.machine: dict[str, Any] = {}
         self._memo = Memo()
+        self._marks: dict[str, str] = {}
 
-    def start(self, bindings: Sequence[Binding]) -> None:
+    def start(self, bindings: Mapping[str, Binding]) -> None:
         """Load models, and whatever an earlier run of the same comparison left."""
-        specs = dict.fromkeys(spec for b in bindings for spec in b.models.values())
+        self._marks = {arm.name: self._mark(arm, bindings) for arm in self.arms}
+        specs = dict.fromkeys(spec for b in bindings.values() for spec in b.models.values())
         self.machine = describe_machine([self.engines.speaker(spec) for spec in specs])
         out = self.options.out
         if out is None:
@@ -231,7 +233,18 @@ class _Run:
         result = orchestrator.run([(item.id, variation.inputs)])[0]
         return row_of(self.task, item, arm, self.node, result, binding.workflow, probe, peak_memory())
 
+    def _mark(self, arm: Arm, bindings: Mapping[str, Binding]) -> str:
+        """What an arm's rows depend on and its name does not say; "" for nothing."""
+        binding = bindings.get(label(arm.channel, arm.settings))
+        if arm.control == SELF:
+            try:
+                binding = bind(with_itself(self.workflow, arm), self.tools)
+            except UserError:
+                return ""  # told where it is to run
+        return "" if binding is None else binding.mark
+
     def _keep(self, row: Row) -> None:
+        row = replace(row, mark=self._marks.get(row.arm, ""))
         self.rows[row.item, row.arm] = row
         if self.options.out is not None:
             with (self.options.out / "rows.jsonl").open("a", encoding="utf-8") as file:
@@ -249,6 +262,8 @@ class _Run:
                 continue
             if row.error and not row.impossible:
                 continue  # what failed is tried again
+            if row.mark != self._marks.get(row.arm, row.mark):
+                continue  # its adapter was trained anew
             good.append(line)
             self.rows[row.item, row.arm] = row
         part = file.with_suffix(".part")

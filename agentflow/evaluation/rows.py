@@ -52,6 +52,8 @@ class Row:
         peak_bytes: most memory the process held while the item ran (0 where it can't be told).
         steps: commands of the item's episode; None where the task has no episodes.
         error: why the item failed; "" when it did not.
+        mark: of what the arm's channel depends on besides its settings: an adapter's weights. A row of another one is
+            computed anew.
     """
 
     item: str
@@ -75,6 +77,7 @@ class Row:
     peak_bytes: int = 0
     steps: int | None = None
     error: str = ""
+    mark: str = ""
 
     @property
     def message_positions(self) -> int:

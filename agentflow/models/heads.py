@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from blake3 import blake3
 from torch import Tensor
 
 from agentflow.errors import ChannelError
@@ -72,6 +73,23 @@ def find_weights(spec: ModelSpec, fingerprint: Fingerprint) -> HeadWeights | Non
         if found.of(spec, fingerprint):
             return found
     return None
+
+
+def weights_mark(spec: ModelSpec, path: Path | None = None) -> str:
+    """A digest of a file of weights, or else of those that were calibrated here and may be this model's; "" of none."""
+    every = sorted((cache_root() / FOLDER).glob("*.json")) if path is None else [path] if path.is_file() else []
+    files = [file for file in every if file == path or _may_be_of(file, spec)]
+    hasher = blake3()
+    for file in files:
+        hasher.update(file.name.encode() + file.read_bytes())
+    return hasher.hexdigest() if files else ""
+
+
+def _may_be_of(path: Path, spec: ModelSpec) -> bool:
+    try:
+        return load_weights(path).source in ("", spec.source)
+    except ChannelError:
+        return False  # told where it is to be used
 
 
 def own_file(fingerprint: Fingerprint) -> Path:

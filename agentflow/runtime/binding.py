@@ -7,6 +7,8 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from blake3 import blake3
+
 from agentflow.channels.base import Channel, Compatibility
 from agentflow.channels.negotiation import AUTO, fitting
 from agentflow.channels.registry import channel_names, make_channel
@@ -65,6 +67,17 @@ class Binding:
     def compared(self) -> tuple[Channel, ...]:
         """The channels of the edges that are not fixed."""
         return tuple(channel for _, edge, channel in self._edges() if not edge.fixed)
+
+    @property
+    def mark(self) -> str:
+        """A digest of what the channels depend on besides settings and senders; "" for nothing."""
+        ends = ((edge.sender, edge.receiver, channel) for _, edge, channel in self._edges())
+        marks = [
+            channel.mark(self.model_of(sender), self.model_of(receiver))
+            for sender, receiver, channel in ends
+            if sender not in self.tools and receiver not in self.tools
+        ]
+        return blake3("\n".join(marks).encode()).hexdigest() if any(marks) else ""
 
     def with_compared(self, change: Callable[[Channel], Channel]) -> Binding:
         """The same with every channel changed but those of fixed edges."""

@@ -238,6 +238,25 @@ def test_auto_takes_the_weights_that_were_calibrated_for_this_model(tmp_path, mo
     assert find_weights(other.loaded.spec, other.fingerprint) is None
 
 
+def test_answers_are_void_when_the_heads_that_vote_were_calibrated_anew(tmp_path, monkeypatch):
+    monkeypatch.setenv("AGENTFLOW_CACHE", str(tmp_path))
+    engine, path = tiny_engine(), tmp_path / "mine.json"
+    spec = engine.loaded.spec
+    ways = {"auto": "auto", "uniform": "uniform", "file": str(path)}
+    channels = {name: make_channel("latent_briefing", {"head_weights": way}) for name, way in ways.items()}
+
+    def marks():
+        return {name: channel.mark(spec, spec) for name, channel in channels.items()}
+
+    save_weights(path, HeadWeights(torch.ones(4, 4)))
+    first = marks()
+    save_weights(own_file(engine.fingerprint).with_name("another.json"), HeadWeights(torch.ones(4, 4), "another model"))
+    assert marks() == first
+    save_weights(own_file(engine.fingerprint), HeadWeights(torch.ones(4, 4), spec.source))
+    save_weights(path, HeadWeights(torch.eye(4)))
+    assert {name for name, mark in marks().items() if mark != first[name]} == {"auto", "file"}
+
+
 def test_short_messages_are_kept_whole_by_default():
     engine = tiny_engine()
     short = (Turn("user", "red"),)

@@ -277,3 +277,21 @@ def test_a_trained_channel_has_zeros_and_the_receiver_fused_with_itself_as_contr
     else:
         assert first["self(c2c)"].impossible
         assert "can't be fused with itself: there is no bundle of 'c2c'" in first["self(c2c)"].error
+
+
+def test_rows_of_an_adapter_that_was_trained_anew_are_computed_again(task, tmp_path, monkeypatch):
+    monkeypatch.setenv("AGENTFLOW_CACHE", str(tmp_path))
+    families = {"tiny-llama-0": "llama", "tiny-qwen2-0": "qwen2"}
+    engines = EnginePool(factory=lambda spec: tiny_engine(families[spec.model]))
+    workflow = parse_workflow(TWO_MODELS)
+    options = CompareOptions(controls=("zero", "no message"), out=tmp_path / "out")
+
+    def compared(scale):
+        bundle_of(tmp_path / "adapters" / "pair", tiny_engine(), tiny_engine("qwen2"), scale=scale)
+        return run(workflow, task, engines, n=1, channels=("text", "c2c"), options=options)
+
+    first, same, other = compared(0.1), compared(0.1), compared(0.2)
+    assert same.rows == first.rows
+    changed = {old.arm for old, new in zip(first.rows, other.rows, strict=True) if old != new}
+    assert changed == {"c2c", "zero(c2c)"}
+    assert other.of("c2c")[0].nll != pytest.approx(first.of("c2c")[0].nll, abs=1e-4)
