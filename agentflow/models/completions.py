@@ -66,6 +66,7 @@ class Reply:
     prompt: int | None = None
     cached: int = 0
     generated: int | None = None
+    _half: str = ""
 
     def take(self, data: str) -> str:
         """Take in one event of a stream, or a whole answer; returns the text that is new.
@@ -94,13 +95,21 @@ class Reply:
         new = (said or {}).get("content")
         if new is not None and not isinstance(new, str):
             raise BadAnswer("it answered with content that is no text")
-        self.text += new or ""
         why = first.get("finish_reason")
+        new = self._whole(new or "", is_last=why is not None)
+        self.text += new
         if why == "content_filter":
             raise BadAnswer("its content filter held the answer back", passing=False)
         if why is not None:
             self.finish = "length" if why == "length" else "end"
-        return new or ""
+        return new
+
+    def _whole(self, new: str, *, is_last: bool) -> str:
+        """New text without half characters: JSON may cut one between two events, and say half of one that is none."""
+        new = self._half + new
+        self._half = new[-1:] if not is_last and "\ud800" <= new[-1:] <= "\udbff" else ""
+        whole = new[: len(new) - len(self._half)]
+        return whole.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
     def _count(self, usage: Any) -> None:
         if not isinstance(usage, dict):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import threading
 import time
@@ -12,6 +13,7 @@ import pytest
 from agentflow.errors import ModelError
 from agentflow.kv.payload import Turn
 from agentflow.models import pacing
+from agentflow.models.completions import Reply
 from agentflow.models.pacing import retry_after
 from agentflow.models.pool import EnginePool
 from agentflow.models.remote import RemoteModel
@@ -97,6 +99,24 @@ def test_a_server_that_does_not_stream_is_understood(server, model):
     whole = b'{"choices": [{"message": {"content": "whole"}, "finish_reason": "stop"}]}'
     server.script = [served.raw("application/json; charset=utf-8", whole)]
     assert model().answer(TURNS, REQUEST).text == "whole"
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_half_characters_are_joined_or_replaced_before_anybody_hears_them(server, model, stream):
+    halves = {"red \ud83d\ude00": "red \U0001f600", "red \ud83d": "red \ufffd", "\ude00 red": "\ufffd red"}
+    for said, text in halves.items():
+        server.script = [served.say(said)]
+        heard = []
+        answer = model(stream=stream).answer(TURNS, replace(REQUEST, on_token=heard.append))
+        assert answer.text == "".join(heard) == text
+
+
+def test_a_character_may_be_cut_between_two_events():
+    reply, heard = Reply(), []
+    for piece, why in (("a\ud83d", None), ("\ude00b\ud83d", None), ("", "stop")):
+        heard.append(reply.take(json.dumps({"choices": [{"delta": {"content": piece}, "finish_reason": why}]})))
+    assert heard == ["a", "\U0001f600b", "\ufffd"]
+    assert reply.text == "".join(heard)
 
 
 def test_connections_are_used_again(server, model):
