@@ -23,7 +23,16 @@ from filelock import FileLock, Timeout
 from torch import Tensor
 
 from agentflow.errors import RunError, UserError
-from agentflow.evaluation.controls import MISMATCHED, SELF, answer_node, arms_of, label, vary, with_itself
+from agentflow.evaluation.controls import (
+    MISMATCHED,
+    SELF,
+    UnfinishedError,
+    answer_node,
+    arms_of,
+    label,
+    vary,
+    with_itself,
+)
 from agentflow.evaluation.foreign import overheard
 from agentflow.evaluation.inputs import inputs_of
 from agentflow.evaluation.machine import describe_machine, peak_memory, reset_peak
@@ -218,6 +227,8 @@ class _Run:
                 raise UserError("there is no other item whose message could be sent")
             text = self.rows.get((item.id, "text"))
             variation = vary(arm, self.workflow, inputs, other, self.task.private, about, text, self.tools)
+        except UnfinishedError as error:
+            return Row(item.id, arm.name, item.group, error=str(error))
         except UserError as error:
             return Row(item.id, arm.name, item.group, error=f"{NO_SUCH_CONTROL}: {error}")
         # Nothing runs beside what is timed.

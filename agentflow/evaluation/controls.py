@@ -40,6 +40,10 @@ CONTROLS = {
 }
 
 
+class UnfinishedError(UserError):
+    """What a control is to be equal to has failed on this item; it may do better another time."""
+
+
 @dataclass(frozen=True, eq=False)
 class Variation:
     """What to run for one arm on one item.
@@ -155,9 +159,9 @@ def _room(arm: Arm, row: Row | None, text: Row | None) -> int:
 
 
 def _finished(arm: Arm, row: Row | None) -> Row:
-    """The row that a control is to be equal to. Raises `UserError` where there is none."""
+    """The row that a control is to be equal to. Raises `UnfinishedError` where there is none."""
     if row is None or row.error or not row.messages:
-        raise UserError(f"{arm.channel} did not finish this item, so there is nothing to be equal to")
+        raise UnfinishedError(f"{arm.channel} did not finish this item, so there is nothing to be equal to")
     return row
 
 

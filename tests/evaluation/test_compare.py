@@ -239,6 +239,19 @@ def test_nothing_is_equal_to_what_did_not_finish(workflow, control):
             vary(arm, workflow, {}, {}, (), row)
 
 
+def test_what_is_equal_to_a_channel_is_tried_again_with_it(workflow, task, engines, tmp_path, monkeypatch):
+    from agentflow.channels.latent_briefing import LatentBriefingChannel
+
+    options = CompareOptions(controls=("equal bytes",), out=tmp_path / "out")
+    with monkeypatch.context() as broken:
+        broken.setattr(LatentBriefingChannel, "send", lambda *_: (_ for _ in ()).throw(UserError("not today")))
+        first = run(workflow, task, engines, n=1, channels=("text", "latent_briefing"), options=options)
+    assert [bool(row.error) for row in first.rows] == [False, True, True]
+    assert not any(row.impossible for row in first.rows)
+    again = run(workflow, task, engines, n=1, channels=("text", "latent_briefing"), options=options)
+    assert not any(row.error for row in again.rows)
+
+
 def test_text_of_equal_seconds_needs_text_to_know_its_speed(workflow, task, engines):
     found = run(workflow, task, engines, n=1, channels=("cache",), options=CompareOptions(controls=("equal seconds",)))
     assert "its speed is not known" in found.of("equal seconds(cache)")[0].error
