@@ -168,6 +168,8 @@ def _read_tensors(path: Path, adapter: C2C, names: Mapping[str, str]) -> dict[st
     differing = (wanted.keys() ^ found.keys()) - {"gate_temperature"}
     if differing:
         raise AdapterError(f"'{min(differing)}' is missing here, or is none of {CLASS}'s tensors.", where=str(path))
+    if "gate_temperature" in found and found["gate_temperature"].numel() != 1:
+        raise AdapterError("'gate_temperature' is no single number.", where=str(path))
     for name, like in wanted.items():
         if found[name].shape != like.shape or not found[name].is_floating_point():
             raise AdapterError(
